@@ -41,14 +41,23 @@ class GuardedCalls(Generic[T]):
     name: its name in messages.
     open_it: makes the object; it is tried again if it fails.
     most_s: how long a call may take.
+    most_opening_s: how long the first opening may take; one that ends later counts too.
     failure: why the last call failed, or what it told; "" if it went well."""
 
-    def __init__(self, name: str, open_it: Callable[[], T], log: logging.Logger, most_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        open_it: Callable[[], T],
+        log: logging.Logger,
+        most_s: float,
+        most_opening_s: float = MOST_LOADING_S,
+    ) -> None:
         self.failure = ""
         self._name = name
         self._open_it = open_it
         self._log = log
         self._most_s = most_s
+        self._most_opening_s = most_opening_s
         self._object: T | None = None
         self._running: threading.Event | None = None
         """Set when the last call has ended; None if it ended in its time."""
@@ -57,7 +66,7 @@ class GuardedCalls(Generic[T]):
     def open(self) -> None:
         """Open it. Raises SettingsError alone; another failure is told by `failure`."""
         try:
-            self._object = within(MOST_LOADING_S, self._open_it)
+            within(self._most_opening_s, self._open)
         except SettingsError:
             raise
         except Exception as error:  # noqa: BLE001 - code of others
@@ -100,6 +109,9 @@ class GuardedCalls(Generic[T]):
             self._next_try_ms = at_ms + RETRY_MS
             self._object = self._open_it()
         return self._object
+
+    def _open(self) -> None:
+        self._object = self._open_it()
 
     def _fail(self, error: Exception) -> None:
         if isinstance(error, TakesTooLong):

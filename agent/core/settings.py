@@ -195,7 +195,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def on_kubernetes(self) -> bool:
         """True if the kubelet is the source of the holders, which is the default."""
-        return self.holders == KUBELET and not self.simulated
+        return names_kubelet(self.holders) and not self.simulated
 
     def node_name(self, environ: Mapping[str, str]) -> str:
         """Return `node`, or the name that Kubernetes or the host gives this machine."""
@@ -275,6 +275,11 @@ def flag(name: str) -> str:
     return "--" + name.removesuffix("_s").replace("_", "-")
 
 
+def names_kubelet(holders: object) -> bool:
+    """Return whether the setting `holders` names the kubelet."""
+    return isinstance(holders, str) and holders.partition("=")[0].strip() == KUBELET
+
+
 def comma_separated(text: str) -> tuple[str, ...]:
     """Return the parts of a text that are separated by commas."""
     return tuple(part for part in (part.strip() for part in text.split(",")) if part)
@@ -324,7 +329,7 @@ def _contradictions(values: Mapping[str, object], places: Mapping[str, str]) -> 
             ZoneInfo(zone)
         except (ZoneInfoNotFoundError, ValueError, OSError):
             faults.append(f"{places['month_zone']}: month_zone: unknown time zone {zone!r}")
-    elsewhere = values.get("holders", KUBELET) != KUBELET
+    elsewhere = not names_kubelet(values.get("holders", KUBELET))
     if elsewhere and values.get("simulated"):
         faults.append(f"{places['holders']}: holders: cannot be combined with simulated; choose one")
     if bool(values.get("client_cert")) != bool(values.get("client_key")):

@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
 
-from agent.core.guarded_calls import MOST_READING_S, MOST_TEXT, GuardedCalls
+from agent.core.guarded_calls import MOST_LOADING_S, MOST_READING_S, MOST_TEXT, GuardedCalls
 from agent.core.readings import Allocation, Gpu, Unavailable
 from agent.holders.protocol import HolderSource, Holdings
 from agent.wire import PodFacts
 from gputally.base.errors import AgentError
-from gputally.base.untrusted_text import UNDECODABLE, escaped
+from gputally.base.untrusted_text import LONGEST_NAME, LONGEST_REFERENCE, UNDECODABLE, escaped, is_name
 
 log = logging.getLogger("agent.holders.guard")
 
 MOST_ALLOCATIONS, MOST_PODS, MOST_LABELS = 4_096, 1_024, 64
 MOST_REPLICAS = 1_024
+LONGEST_KEY = LONGEST_NAME + 64
+"""The longest key of a label in Kubernetes, `PREFIX/NAME`."""
 _PPM = 1_000_000
 _MOST_MS = 2**53
 
@@ -34,9 +37,15 @@ class Guard:
     """A `HolderSource` around one of another package. open_source: opens it; it is tried again if it fails."""
 
     def __init__(
-        self, name: str, node: str, open_source: Callable[[], HolderSource], *, most_s: float = MOST_READING_S
+        self,
+        name: str,
+        node: str,
+        open_source: Callable[[], HolderSource],
+        *,
+        most_s: float = MOST_READING_S,
+        most_opening_s: float = MOST_LOADING_S,
     ) -> None:
-        self._calls = GuardedCalls(name, open_source, log, most_s)
+        self._calls = GuardedCalls(name, open_source, log, most_s, most_opening_s)
         self._node = node
 
     def open(self) -> None:
@@ -84,6 +93,8 @@ def checked(found: Any, gpus: Sequence[Gpu], node: str) -> Holdings:
                 for uuid in {one.gpu_uuid} if one.gpu_uuid in uuids else () if elsewhere else free:
                     unknown.setdefault(uuid, f"{name} is held and is no known device: it may be this GPU or part of it")
     facts = tuple(_facts(one, node) for one in _at_most(found.facts, MOST_PODS, "pods"))
+    if len({one.uid for one in facts}) < len(facts):
+        raise WrongHoldings("a pod is listed twice")
     fault = _line(found.fault)
     if unresolved and not fault:
         fault = f"no GPU here is called {', '.join(unresolved[:3])}"
@@ -124,22 +135,31 @@ def _allocation(found: object) -> Allocation:
 
 
 def _facts(found: object, node: str) -> PodFacts:
+    """Return the facts of a pod. Its labels and requests are its author's: those that no record may have are left
+    out."""
     try:
-        facts = msgspec.convert(msgspec.to_builtins(found), PodFacts)
-    except UNDECODABLE as error:
+        plain = msgspec.to_builtins(found)
+        facts = msgspec.convert(plain | {name: _texts(plain[name]) for name in ("labels", "requests")}, PodFacts)
+    except (*UNDECODABLE, TypeError, KeyError, AttributeError) as error:
         raise WrongHoldings(f"a {type(found).__name__} is no PodFacts: {error}") from error
     where = f"pod {_line(facts.uid)}"
     if facts.node != node:
         raise WrongHoldings(f"{where} is on the node {_line(facts.node)}, not on {node}")
-    left: list[Any] = [msgspec.to_builtins(facts)]
-    while left:
-        value = left.pop()
-        if isinstance(value, dict | list | tuple):
-            if len(value) > MOST_LABELS:
-                raise WrongHoldings(f"{where}: more than {MOST_LABELS} items")
-            left += [*value.keys(), *value.values()] if isinstance(value, dict) else value
-        elif isinstance(value, str) and len(value) > MOST_TEXT:
-            raise WrongHoldings(f"{where}: a text has more than {MOST_TEXT} characters")
-        elif isinstance(value, int) and not -(2**31) <= value <= _MOST_MS:
-            raise WrongHoldings(f"{where}: {value} is too large")
+    if not (facts.uid and facts.namespace and facts.name):
+        raise WrongHoldings(f"{where}: uid, namespace and name have a text")
+    names = [facts.uid, facts.namespace, facts.name]
+    names += [text for owner in facts.owners for text in (owner.kind, owner.name, owner.uid)]
+    if not all(map(is_name, names)) or not all(
+        is_name(t, LONGEST_REFERENCE) for t in (facts.workload, facts.queue_ref)
+    ):
+        raise WrongHoldings(f"{where}: a name is one line of at most {LONGEST_NAME} characters")
+    times = facts.created_ms, facts.scheduled_ms, facts.started_ms, facts.ended_ms, facts.observed_ms
+    for number in (facts.seq, facts.priority or 0, *(time for time in times if time is not None)):
+        if not -(2**31) <= number <= _MOST_MS:
+            raise WrongHoldings(f"{where}: {number} is too large")
     return facts
+
+
+def _texts(texts: Any) -> dict[str, str]:
+    named = ((key, text) for key, text in texts.items() if is_name(key, LONGEST_KEY) and is_name(text))
+    return dict(islice(named, MOST_LABELS))

@@ -27,6 +27,7 @@ import msgspec
 from agent.holders.installed import job_paths
 from agent.wire import JOB, Holder
 from gputally.base.units import MS_PER_SECOND
+from gputally.base.untrusted_text import as_name
 
 MAX_FILE_BYTES = 64 * 1024
 MAX_REMEMBERED = 4_096
@@ -154,7 +155,7 @@ class ProcessTable:
         if uid is None:
             return ""
         try:
-            return pwd.getpwuid(int(uid.group(1))).pw_name
+            return as_name(pwd.getpwuid(int(uid.group(1))).pw_name)  # its bytes need be no UTF-8
         except (KeyError, OverflowError):
             return uid.group(1)
 
@@ -203,7 +204,7 @@ class PodLogs:
             with os.scandir(self._root) as entries:
                 for entry in entries:
                     parts = entry.name.split("_")  # namespace, name and uid never contain an underscore
-                    if len(parts) == 3 and all(parts) and len(names) < MAX_PODS:
+                    if len(parts) == 3 and all(parts) and entry.name.isprintable() and len(names) < MAX_PODS:
                         names[parts[2]] = PodName(parts[0], parts[1])
         except OSError:
             return {}

@@ -81,6 +81,12 @@ def _loader() -> type[yaml.SafeLoader]:
             node: yaml.Node | None = super().compose_node(parent, index)
             return node
 
+        def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
+            text: str = super().construct_scalar(node)
+            if not text.isascii():
+                text.encode()  # half a surrogate pair (`"\\uDC80"`) is no text, and could not be sent or stored
+            return text
+
         def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
             try:
                 return super().construct_object(node, deep=deep)

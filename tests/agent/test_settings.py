@@ -126,5 +126,7 @@ def test_accounting_mode_needs_a_view_of_the_processes(flags: dict[str, object],
 def test_kubernetes_is_what_is_met_where_nothing_else_was_chosen() -> None:
     assert settings.load(None, {}, {}).on_kubernetes
     assert not settings.load(None, {}, {}).sees_processes
+    assert not settings.load(None, {}, {"holders": " kubelet "}).sees_processes
+    assert settings.load(None, {}, {"holders": "kubelet="}).on_kubernetes
     for other in ({"holders": "processes"}, {"holders": "pods=f"}, {"simulated": "f"}, {"holders": "jobs=d"}):
         assert not settings.load(None, {}, other).on_kubernetes

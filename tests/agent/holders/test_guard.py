@@ -17,7 +17,7 @@ from agent.core.settings import Settings, SettingsError
 from agent.holders.chosen import open_holders
 from agent.holders.guard import MOST_ALLOCATIONS, Guard, WrongHoldings, checked
 from agent.holders.protocol import HolderPlugin, Holdings, JobCgroups, NodeSurroundings, VirtualDevices
-from agent.wire import Holder, PodFacts
+from agent.wire import Holder, Owner, PodFacts
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
 from gputally.testing.holders import GPUS, NODE, sure
@@ -132,13 +132,54 @@ def held(**changes: Any) -> Holdings:
         held(sharing="friends"), held(gpu_uuid=7),
         Holdings((), (Allocation("GPU-a", VM), Allocation("GPU-a", VM))),
         Holdings((), (Allocation("GPU-a", VM),) * (MOST_ALLOCATIONS + 1)),
-        Holdings((pod(node="another"),), ()), Holdings((pod(labels={"a": "x" * 300}),), ()),
-        Holdings((pod(created_ms=2**60),), ()), Holdings((pod(labels={str(n): "" for n in range(99)}),), ()),
+        Holdings((pod(node="another"),), ()), Holdings((pod(uid=""),), ()), Holdings((pod(name="\udcff"),), ()),
+        Holdings((pod(namespace="a\nb"),), ()), Holdings((pod(owners=(Owner("Job", "\udcff"),)),), ()),
+        Holdings((pod(created_ms=2**60),), ()), Holdings((pod(owners=(Owner("Job", "a"),) * 65),), ()),
+        Holdings((pod(), pod(name="another")), ()),
     ],
 )  # fmt: skip
 def test_what_are_no_holders_of_this_node_is_refused(found: Holdings) -> None:
     with pytest.raises(WrongHoldings):
         checked(found, GPUS, NODE)
+
+
+LONG = "a" * 253
+
+
+def test_a_pod_may_have_the_longest_names_of_kubernetes() -> None:
+    longest = pod(
+        name=LONG, workload=f"StatefulSet/{LONG}", queue_ref=f"kueue:{LONG}/{LONG}", owners=(Owner("Job", LONG, "u"),),
+        labels={f"{LONG}/{LONG[:63]}": LONG[:63]}, requests={f"{LONG}/{LONG[:63]}": "1"},
+    )  # fmt: skip
+    assert checked(Holdings((longest,), ()), GPUS, NODE).facts == (longest,)
+
+
+@pytest.mark.parametrize("name", ["labels", "requests"])
+def test_what_the_author_of_a_pod_writes_into_it_leaves_no_holder_unknown(name: str) -> None:
+    author = {"good": "a", "long": "x" * 5_000, "\udcff": "half", "line": "a\nb"} | {f"z{n}": "" for n in range(300)}
+    found = checked(Holdings((pod(**{name: author}),), (Allocation("GPU-a", POD),)), GPUS, NODE)
+    kept = getattr(found.facts[0], name)
+    assert kept.items() <= author.items()
+    assert (kept["good"], "long" in kept, "\udcff" in kept, "line" in kept) == ("a", False, False, False)
+    assert msgspec.json.decode(msgspec.json.encode(found.facts[0]), type=PodFacts) == found.facts[0]
+    assert len(found.allocations) == 1
+
+
+def test_one_that_opens_late_is_opened_once() -> None:
+    go, tries = threading.Event(), list[int]()
+
+    def opens() -> Says:
+        tries.append(1)
+        go.wait(60)
+        return Says(lambda: Holdings((), ()))
+
+    late = Guard("late", NODE, opens, most_opening_s=0.05)
+    late.open()
+    assert sure(late.read(T0, GPUS)) == frozenset()
+    go.set()
+    while not sure(late.read(T0, GPUS)):
+        threading.Event().wait(0.01)
+    assert len(tries) == 1
 
 
 @pytest.mark.parametrize(

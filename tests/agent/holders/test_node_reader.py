@@ -208,6 +208,7 @@ def test_pod_names_are_read_again_after_a_while(tmp_path: Path) -> None:
     assert logs.names(T0) == {}
     (tmp_path / "pods" / "a_b_c").mkdir(parents=True)
     assert logs.names(T0 + RESCAN_MS - 1) == {}
+    (tmp_path / "pods" / "a_\udcff_d").mkdir()
     assert logs.names(T0 + RESCAN_MS) == {"c": ("a", "b")}
 
 

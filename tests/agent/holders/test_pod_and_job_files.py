@@ -120,6 +120,8 @@ DEVICE = "pods:\n  - uid: u\n    namespace: n\n    name: p\n    devices:\n      
     (f"pods:\n  - {{{POD}}}\n  - {{{POD}}}\n", ":3: pod u is already item 0"),
     ("pods:\n  - uid: u\n    uid: v\n", ":3: key 'uid' occurs twice"),
     ("pods: [\n", ":2: "),
+    (f'pods:\n  - {{{POD},\n     labels: {{a: "\\uDC80"}}}}\n', ":3: "),
+    (f'pods:\n  - {{{POD},\n     labels: {{"\\uDC80": a}}}}\n', ":3: "),
 ])  # fmt: skip
 def test_faults_are_told_with_their_line(tmp_path: Path, text: str, fault: str) -> None:
     path = write(tmp_path / "pods.yaml", text)

@@ -7,6 +7,7 @@ import pwd
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -96,6 +97,13 @@ def test_a_user_without_a_name_is_a_number(proc: Proc) -> None:
     holder = ProcessTable(proc(10, uid=987_654)).holder(10)
     assert holder is not None
     assert holder.namespace == "987654"
+
+
+def test_a_user_whose_name_is_no_utf8_can_be_sent(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = pwd.struct_passwd(("j\udcf6rg", "x", 1000, 1000, "", "/", "/bin/sh"))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _uid: entry)
+    holder = ProcessTable(proc(10, uid=1000)).holder(10)
+    assert b"rg" in msgspec.json.encode(holder)
 
 
 def test_a_process_that_ended_is_still_who_it_was(proc: Proc) -> None:
