@@ -12,7 +12,7 @@ import io
 import os
 import resource
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Final, TypeVar
 
@@ -75,7 +75,7 @@ async def apart(function: Callable[..., T], *arguments: object, most_s: float = 
             try:
                 # A process whose start is cancelled would be left running, so one is started first, whatever happens.
                 # What it imports takes seconds, so that it is after the server in line from the first import.
-                with CancelScope(shield=True):
+                with CancelScope(shield=True), suppress(PermissionError):  # it is nicer already, or may not change it
                     await to_process.run_sync(os.setpriority, os.PRIO_PROCESS, 0, _niceness(), limiter=one)
                 return await to_process.run_sync(_limited, function, *arguments, cancellable=True, limiter=one)
             except (anyio.BrokenWorkerProcess, MemoryError) as error:

@@ -45,6 +45,17 @@ def test_a_process_is_after_the_server_in_line_before_it_imports_anything() -> N
         assert importing == os.getpriority(os.PRIO_PROCESS, os.getpid()) + rendering_process._NICE
 
 
+def test_a_process_that_somebody_made_nicer_still_makes_the_next_document() -> None:
+    async def scenario() -> None:
+        process = await rendering_process.apart(os.getpid)
+        if os.geteuid() == 0:
+            await rendering_process.apart(os.seteuid, 65_534)  # without the right to make it less nice
+        os.setpriority(os.PRIO_PROCESS, process, 19)
+        assert await rendering_process.apart(os.getpid) == process
+
+    anyio.run(scenario)
+
+
 def test_a_document_that_takes_too_long_or_too_much_is_refused_and_the_next_one_is_made() -> None:
     async def scenario() -> None:
         with pytest.raises(CannotRender, match="longer"):
