@@ -66,12 +66,14 @@ class GpuCell:
 
 @dataclass(frozen=True, slots=True)
 class NodeCells:
-    """The GPUs of a node. teams: the GPUs that each team holds, the most first. more: GPUs that are not drawn."""
+    """The GPUs of a node. teams: the GPUs that each team holds, the most first. unknown: GPUs that nobody metered, of
+    which nobody knows who holds them. more: GPUs that are not drawn."""
 
     cluster: str
     node: str
     gpus: int
     held: float
+    unknown: float
     teams: tuple[tuple[str, float], ...]
     cells: tuple[GpuCell, ...]
     more: int
@@ -82,7 +84,8 @@ class Home:
     """day, month: the accounts of the last 24 hours and of the last 30 local days, today among them.
     changes: the teams whose time changed most against the 24 hours before; None if nothing is known of one of the two.
     costs: by day; None without a price book.
-    nodes: the first MOST_NODES nodes, and more_nodes of those left out."""
+    nodes: the first MOST_NODES nodes, and more_nodes of those left out.
+    unknown: all nodes with unknown GPUs, the most first."""
 
     end_ms: int
     month_since_ms: int
@@ -95,6 +98,7 @@ class Home:
     series: tuple[ChartSeries, ...]
     nodes: tuple[NodeCells, ...]
     more_nodes: int
+    unknown: tuple[NodeCells, ...]
 
 
 def span_of(at_ms: int, timezone: str) -> Span:
@@ -138,6 +142,7 @@ def figures(ledger: Questions, book: PriceBook | None, at_ms: int, now: Span, ti
         series=series,
         nodes=tuple(nodes[:MOST_NODES]),
         more_nodes=max(0, len(nodes) - MOST_NODES),
+        unknown=tuple(sorted((node for node in nodes if node.unknown), key=lambda node: -node.unknown)),
     )
 
 
@@ -189,6 +194,7 @@ def _cells(ledger: Questions, now: Span, timezone: str) -> tuple[tuple[ChartSeri
                 node=node,
                 gpus=len(gpus),
                 held=sum(teams.values()) / gpu_us,
+                unknown=sum(accounts.unmetered for of_gpu in gpus.values() for _, accounts in of_gpu) / gpu_us,
                 teams=tuple(
                     (team, teams[team] / gpu_us) for team in sorted(teams, key=lambda team: (-teams[team], team))
                 ),

@@ -90,13 +90,14 @@ def demand(deps: Deps, waiting: tuple[page_rows.Waiting, ...], at_ms: int) -> De
 
 
 def current_demand(deps: Deps) -> Answer[CurrentDemand]:
-    """Returns the use of GPUs in the quarter of an hour (in a lake: the hour) before the watermark, up to which
-    metering is sufficiently complete; without a watermark, before now."""
+    """Returns the use of GPUs in the newest quarter of an hour (in a lake: hour) for which the nodes that report have
+    records (`page_rows.known_until`)."""
 
     def compute() -> CurrentDemand:
         at = deps.clock.wall_ms()
-        watermark = deps.ledger.watermark(at, page_rows.TRUSTED)
-        end = at if watermark is None else watermark
+        with deps.ledger.moment(at - BUCKET_MS, at) as moment:
+            newest_by_node = moment.newest_by_node()
+        end = page_rows.known_until(deps.ledger.watermark(at, page_rows.TRUSTED), newest_by_node, at)
         with deps.ledger.moment(end - BUCKET_MS, end) as moment:
             span = moment.recent_span(end, BUCKET_MS)
             use = page_rows.current_use(moment, deps.book(), *span, deps.settings.timezone)

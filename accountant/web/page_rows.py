@@ -26,6 +26,7 @@ from accountant.ledger.journal import Act, Acts
 from accountant.ledger.protocols import Down, Ledger, NodeFacts, Questions
 from accountant.ledger.usage import ACCOUNTS, PRICED_BY, START_UP
 from accountant.prices.price_book import PriceBook
+from accountant.reports.figure_formatting import is_old
 from accountant.reports.report_breakdowns import AccountRow, share
 from accountant.wire.option_types import JobKind, JobOrder, JobState
 from accountant.wire.policy_models import IDLE
@@ -271,6 +272,21 @@ def waiting(pods: Iterable[KnownPod], at_ms: int) -> tuple[Waiting, ...]:
         for (team, queue), waits in by_queue.items()
     ]  # fmt: skip
     return tuple(sorted(rows, key=lambda row: (-row.longest_ms, row.team, row.queue)))
+
+
+def known_until(watermark_ms: int | None, newest_by_node: Mapping[tuple[str, str], int], at_ms: int) -> int:
+    """The end of the newest span that is known well enough to show it as the present.
+
+    This is the watermark, unless nodes that fell silent hold it back. Then it is the instant up to which the share
+    TRUSTED of the other nodes has records, so that a silent node hides nothing of the others. A node is silent if its
+    newest record is old beside the newest one of all nodes, which is old itself if the whole ledger stopped."""
+    if watermark_ms is None:
+        return at_ms
+    newest_ms = min(at_ms, max(newest_by_node.values(), default=watermark_ms))
+    if not is_old(watermark_ms, newest_ms):
+        return watermark_ms
+    reached = sorted(min(one, newest_ms) for one in newest_by_node.values() if not is_old(one, newest_ms))
+    return reached[int((1 - TRUSTED) * len(reached))]
 
 
 def current_use(ledger: Questions, book: PriceBook | None, start: int, end: int, timezone: str) -> CurrentUse:

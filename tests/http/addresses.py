@@ -13,7 +13,8 @@ FIGURES = {
     "/node/{cluster}/{node}": "", "/prices": "",
     "/proposals": "", "/job/{id:path}": "", "/v1/jobs/{id}": "", "/v1/periods/{month}": "",
     "/invoice/{month}/lines.csv": "", "/invoices": "", "/invoices.csv": "",
-    "/invoices/{month}": "", "/explore": "", "/explore.csv": "", "/explore.parquet": "",
+    "/invoices/{month}": "", "/group": "by=cluster&value=prod&month=MONTH", "/explore": "",
+    "/explore.csv": "", "/explore.parquet": "",
 }  # fmt: skip
 """Addresses that show figures of the ledger, with their parameters."""
 NO_FIGURES = {

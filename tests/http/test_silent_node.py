@@ -1,0 +1,65 @@
+"""A node whose agent is silent hides nothing of the others: what they hold is shown as of now, and its own GPUs are
+named as unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from accountant.composition import Service
+from gputally.base.clock import VirtualClock
+from tests.fakes.memory_ledger import NOW_MS
+from tests.http.conftest import INVENTORY, client_of, settings_in
+from tests.http.page_parser import Reader, read
+from tests.http.test_home_page import held, rows_after
+from tests.price_books import price_book_text
+from tests.usage_records import batch, deliver
+
+DAYS = 5
+
+
+@pytest.fixture
+def service(tmp_path: Path, clock: VirtualClock) -> Iterator[Service]:
+    """n1 and n2 report, vision holds a GPU of n1, and nobody that of n2. n3, on which nlp ran, is silent for five
+    days, and before it fell silent nothing was held elsewhere."""
+    chosen = settings_in(tmp_path, prices=price_book_text(H100=6, currency="USD"), inventory=INVENTORY)
+    rest = DAYS * 24 + 2
+    with Service(chosen, clock) as running:
+        deliver(
+            running.ledger, NOW_MS,
+            batch([*held(rest, rest - 4, "GPU-1"), *held(4, 4, "GPU-1", "vision")], cluster="prod", node="n1"),
+            batch(held(rest, rest, "GPU-2"), cluster="prod", node="n2"),
+            batch(held(rest, 2, "GPU-3", "nlp"), cluster="prod", node="n3"),
+        )  # fmt: skip
+        yield running
+
+
+def home(service: Service) -> Reader:
+    answer = client_of(service).get("/", headers={"Accept": "text/html"})
+    assert answer.status_code == 200, answer.text
+    return read(answer.text)
+
+
+def test_what_is_known_is_shown_as_of_now(service: Service) -> None:
+    found = home(service)
+    caption = "GPUs by account"
+    rows = {name: rows_after(found, caption, name)[0] for name in ("Allocated, idle", "Unallocated", "Capacity")}
+    assert rows == {"Allocated, idle": "1", "Unallocated": "1", "Capacity": "3"}
+    assert "vision" in rows_after(found, "Workloads and the GPUs they hold", "Pod/vision-0")
+    assert any(str(text).startswith("1 Nov 11:45") for text in found.texts)
+
+
+def test_the_gpus_of_a_silent_node_are_unknown(service: Service) -> None:
+    found = home(service)
+    assert rows_after(found, "GPUs by account", "Unmetered")[0] == "1"
+    cells = [value for tag, name, value in found.attributes if (tag, name) == ("a", "aria-label")]
+    assert [cell for cell in cells if cell.startswith("GPU-")] == [
+        "GPU-1: vision", "GPU-2: unallocated", "GPU-3: unmetered",
+    ]  # fmt: skip
+    row = rows_after(found, "GPUs of each node", "n3")
+    assert "unknown" in row
+    assert "nlp" not in row
+    links = [value for tag, name, value in found.attributes if (tag, name) == ("a", "href")]
+    assert {"/node/prod/n3", "/nodes?sort=silent"} <= set(links)
