@@ -338,7 +338,7 @@ class JobsParams(SpanParams):
     search: str = Field(
         default="", max_length=253, description="Only jobs with this text in CLUSTER/NAMESPACE/KIND/NAME, in any case."
     )
-    sort: JobOrder = Field(default="name", description="Highest cost, GPU-hours or idle GPU-hours first, or by name.")
+    sort: JobOrder = Field(default="name", description="Highest cost, GPU-hours, idle or wait first, or by name.")
     page: str | None = Field(default=None, max_length=4096, description="`next_page` of the previous answer.")
     limit: int = Field(default=1_000, ge=1, description="Jobs of one page.")
 

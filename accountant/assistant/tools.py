@@ -112,7 +112,7 @@ def jobs(
     kind: Annotated[JobKind | None, Field(description="Only notebooks, services or batch jobs (training).")] = None,
     team: Annotated[str | None, Field(max_length=253, description="Only jobs that this team pays for.")] = None,
     search: Annotated[str, Field(max_length=253, description="Only jobs with this text in their path.")] = "",
-    sort: Annotated[JobOrder, Field(description="Highest cost, GPU-hours or idle first, or by name.")] = "cost",
+    sort: Annotated[JobOrder, Field(description="Highest cost, GPU-hours, idle or wait first, or by name.")] = "cost",
     limit: Limit = 20,
     page: Page = None,
 ) -> dict[str, Any]:

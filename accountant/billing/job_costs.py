@@ -41,7 +41,7 @@ from accountant.billing.charge import (
     unpriced_us,
 )
 from accountant.billing.charge_table import ACCOUNT, KEY, NO_CHARGES, PRICE, TIME, ChargeTable, numbered
-from accountant.billing.queue_waits import JobPods, KnownPod, pod_wait, pods_by_job
+from accountant.billing.queue_waits import JobPods, KnownPod, pods_by_job
 from accountant.billing.usage_pricing import charge_table, charges, pieces
 from accountant.core.claim_overlap import Span
 from accountant.core.gpu_time_accounts import sum_by_key
@@ -276,9 +276,8 @@ class _ShownPods:
     payers: tuple[tuple[str, str], ...] = ()
     created_ms: int | None = None
     ended_ms: int | None = None
-    waited_ms: int | None = None
 
-    def add(self, pod: KnownPod, now_ms: int) -> None:
+    def add(self, pod: KnownPod) -> None:
         facts, payer = pod.facts, (pod.team, pod.queue)
         self.pods += 1
         self.running += facts.started_ms is not None and facts.ended_ms is None
@@ -286,7 +285,6 @@ class _ShownPods:
             self.payers += (payer,)
         self.created_ms = _known(min, self.created_ms, facts.created_ms)
         self.ended_ms = _known(max, self.ended_ms, facts.ended_ms)
-        self.waited_ms = _known(max, self.waited_ms, pod_wait(facts, now_ms).queued_ms)
 
 
 def _known(choose: Callable[[int, int], int], one: int | None, other: int | None) -> int | None:
@@ -298,13 +296,17 @@ def _known(choose: Callable[[int, int], int], one: int | None, other: int | None
 
 @dataclass(frozen=True, slots=True)
 class JobFigures:
-    """What a job is chosen, sorted and added up by. cost: None if some of its time has no price."""
+    """What a job is chosen, sorted and added up by.
+
+    cost: None if some of its time has no price.
+    waited_ms: the longest wait of its pods in their queues; None if unknown."""
 
     key: JobKey
     state: JobState
     allocated_us: int
     idle_us: int
     cost: Decimal | None
+    waited_ms: int | None = None
 
 
 class JobList:
@@ -324,7 +326,7 @@ class JobList:
     ) -> None:
         """held_until_ms: the instant after which none of the jobs held a GPU, if known."""
         start_ms, end_ms = span
-        self._ledger, self._span, self._where, self._until_ms = ledger, span, where, until_ms
+        self._ledger, self._span, self._where = ledger, span, where
         self._held = _HeldTime(charge_table(ledger, book, start_ms, end_ms, BY, where, timezone))
         recent, until = ledger.recent_span(min(end_ms, ledger.newest_ms - SETTLE_MS), BURN_MS)
         self._burnt_ms = since, _ = max(start_ms, recent), until
@@ -341,9 +343,12 @@ class JobList:
             pods = ledger.pods_by_job(*span)
         held = self._held.figures()
         self.figures = [
-            JobFigures(key, self._state(key, pods.get(key)), *held.get(key, (0, 0, Decimal(0))))
+            JobFigures(
+                key, self._state(key, pods.get(key)), *held.get(key, (0, 0, Decimal(0))),
+                pods[key].waited_ms(until_ms) if key in pods else None,
+            )
             for key in called_off.each(sorted({*held, *self._burning.keys, *pods}))
-        ]
+        ]  # fmt: skip
 
     def built(self, chosen: Sequence[JobFigures]) -> Iterator[Job]:
         """Yield these jobs, in this order."""
@@ -352,7 +357,7 @@ class JobList:
         pods: dict[JobKey, _ShownPods] = defaultdict(_ShownPods)
         for pod in self._ledger.each_pod(*self._span, of=keys):
             if self._counts(pod):
-                pods[pod.key].add(pod, self._until_ms)
+                pods[pod.key].add(pod)
         for one in called_off.each(chosen):
             yield self._job(one, pods.get(one.key) or _ShownPods(), held.get(one.key), epochs.get(one.key, 0))
 
@@ -383,7 +388,7 @@ class JobList:
             held_from_ms=held[0] if held else None,
             held_until_ms=held[1] if held else None,
             ended_ms=ended_ms if state == "ended" else None,
-            waited_ms=pods.waited_ms,
+            waited_ms=figures.waited_ms,
             gpu_models=_names(time.gpu_model for time in times),
             accounts_gpu_us=Accounts(**accounts),
             gpus=gpus,
@@ -462,6 +467,7 @@ _RANKS: Final[Mapping[JobOrder, Callable[[JobFigures], tuple[Any, ...]]]] = {
     "cost": lambda one: (-(one.cost or 0), -one.allocated_us, one.key),
     "gpu_hours": lambda one: (-one.allocated_us, one.key),
     "idle": lambda one: (-one.idle_us, -one.allocated_us, one.key),
+    "waited": lambda one: (one.waited_ms is None, -(one.waited_ms or 0), one.key),
     "name": lambda one: (one.key,),
 }
 

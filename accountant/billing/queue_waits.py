@@ -36,11 +36,21 @@ class KnownPod:
 
 
 class JobPods(NamedTuple):
-    """How many pods a job has, how many of them have ended, and how many have been placed or started."""
+    """How many pods a job has, how many of them have ended, and how many have been placed or started.
+
+    queued_ms: the longest time in its queue of a pod that no longer waits; None if none is known.
+    waiting_since_ms: the creation of the pod that has waited longest and still waits; None without one."""
 
     pods: int
     ended: int
     placed: int
+    queued_ms: int | None
+    waiting_since_ms: int | None
+
+    def waited_ms(self, now_ms: int) -> int | None:
+        """The longest wait of a pod in its queue, as `pod_wait` gives it; None if none is known."""
+        waiting = None if self.waiting_since_ms is None else max(0, now_ms - self.waiting_since_ms)
+        return max((wait for wait in (self.queued_ms, waiting) if wait is not None), default=None)
 
 
 def pods_by_job(pods: Iterable[KnownPod]) -> dict[JobKey, JobPods]:
@@ -48,9 +58,15 @@ def pods_by_job(pods: Iterable[KnownPod]) -> dict[JobKey, JobPods]:
     found: dict[JobKey, JobPods] = {}
     for pod in pods:
         key, facts = pod.key, pod.facts
-        count, ended, placed = found.get(key, (0, 0, 0))
+        count, ended, placed, *waits = found.get(key, JobPods(0, 0, 0, None, None))
         is_placed = facts.scheduled_ms is not None or facts.started_ms is not None
-        found[key] = JobPods(count + 1, ended + (facts.ended_ms is not None), placed + is_placed)
+        since = facts.created_ms if not is_placed and facts.ended_ms is None else None
+        queued = pod_wait(facts, 0).queued_ms if since is None else None
+        found[key] = JobPods(
+            count + 1, ended + (facts.ended_ms is not None), placed + is_placed,
+            max((wait for wait in (waits[0], queued) if wait is not None), default=None),
+            min((at for at in (waits[1], since) if at is not None), default=None),
+        )  # fmt: skip
     return found
 
 

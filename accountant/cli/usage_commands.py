@@ -107,7 +107,7 @@ def jobs(
     user: Annotated[list[str] | None, Option(help="Only jobs of this user (repeatable).")] = None,
     kind: Annotated[JobKind | None, Option(help="Only notebooks, services or batch jobs (training).")] = None,
     search: Annotated[str, Option(help="Only jobs with this text in CLUSTER/NAMESPACE/KIND/NAME.")] = "",
-    sort: Annotated[JobOrder, Option(help="Highest cost, GPU-hours or idle GPU-hours first, or by name.")] = "cost",
+    sort: Annotated[JobOrder, Option(help="Highest cost, GPU-hours, idle or wait first, or by name.")] = "cost",
     limit: Annotated[
         int | None, Option(min=1, help=f"Number of jobs to show (default: {SHOWN} in a table, all in JSON and CSV).")
     ] = None,

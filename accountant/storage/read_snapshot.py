@@ -66,8 +66,15 @@ _POD = "coalesce(p.cluster, s.cluster), p.content, s.content"
 _BY_UID = "ORDER BY 1, coalesce(p.uid, s.uid)"
 _COUNTED = """coalesce(p.cluster, s.cluster), coalesce(nullif(s.namespace, ''), p.namespace, ''),
     coalesce(nullif(s.workload, ''), nullif(p.workload, ''), 'Pod/' || coalesce(s.name, p.name)),
-    count(*), count(coalesce(p.at[4], s.at[4])), count(coalesce(p.at[2], s.at[2], p.at[3], s.at[3]))"""
-"""The columns of a job's numbers of pods, which `accountant.billing.queue_waits.merge_sources` would give."""
+    count(*), count(coalesce(p.at[4], s.at[4])), count(coalesce(p.at[2], s.at[2], p.at[3], s.at[3])),
+    max(greatest(0, {until} - {created})) FILTER ({until} IS NOT NULL AND {created} IS NOT NULL),
+    min({created}) FILTER ({until} IS NULL)""".format(
+    created="least(p.at[1]::BIGINT, s.at[1]::BIGINT)",
+    until="""coalesce(least(p.at[2]::BIGINT, s.at[2]::BIGINT), least(p.at[3]::BIGINT, s.at[3]::BIGINT),
+        CASE WHEN s.observed_ms > p.observed_ms THEN s.at[4]::BIGINT END, p.at[4]::BIGINT, s.at[4]::BIGINT)""",
+)
+"""The columns of `JobPods`, as `accountant.billing.queue_waits` gives them. until: the end of a pod's time in its
+queue."""
 _decoder = msgspec.json.Decoder(ObservedPod)
 _WAITING = " AND coalesce(s.at[2], p.at[2], s.at[3], p.at[3], s.at[4], p.at[4]) IS NULL"
 _PLACED = ", CAST(s.at[2] AS BIGINT), CAST(p.at[2] AS BIGINT), CAST(s.at[3] AS BIGINT), CAST(p.at[3] AS BIGINT)"
@@ -181,7 +188,7 @@ class Snapshot:
                 yield pod
 
     def pods_by_job(self, start_ms: int, end_ms: int) -> Mapping[JobKey, JobPods]:
-        """Return the numbers of pods that existed in the span, by job."""
+        """Return the numbers and waits of the pods that existed in the span, by job."""
         tables = {"pod": "pod", "seen": "pod_seen", "only": "", "placed": ""}
         sql = statement("pods_between", columns=_COUNTED, ending="GROUP BY ALL", **tables)
         rows = self._cursor.run(sql, {"low": start_ms, "high": end_ms})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 JobState = Literal["waiting", "running", "ended"]
-JobOrder = Literal["cost", "gpu_hours", "idle", "name"]
+JobOrder = Literal["cost", "gpu_hours", "idle", "waited", "name"]
 JobKind = Literal["notebook", "service", "batch"]
 """notebook: somebody works in it. service: it runs until it is deleted. batch: it ends by itself, as training does."""
 

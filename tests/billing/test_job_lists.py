@@ -8,8 +8,8 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 
-from accountant.billing.job_costs import JobList, list_jobs
-from accountant.billing.queue_waits import KnownPod, pods_by_job
+from accountant.billing.job_costs import JobList, chosen, list_jobs
+from accountant.billing.queue_waits import KnownPod, pod_wait, pods_by_job
 from accountant.ledger.protocols import Facts, JobKey
 from accountant.ledger.usage import Where
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
@@ -36,12 +36,13 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DuckLedger]:
     ]  # fmt: skip
     of_nodes, of_cluster = list[PodFacts](), list[tuple[str, PodFacts]]()
     for number, (node, seen, newer) in enumerate(product(known, known, (0, 1))):
-        facts = pod_facts(f"pod-{number}", START + 10, namespace=f"team-{number % 3}", created_ms=START)
+        facts = pod_facts(f"pod-{number}", START + 10, namespace=f"team-{number % 3}", created_ms=START - number)
         workload = f"Job/job-{number % JOBS}" if number % 5 else ""
         if node is not None:
             of_nodes.append(replace(facts, workload=workload, **node))
         if seen is not None:
-            of_cluster.append(("prod", replace(facts, observed_ms=START + 9 + 2 * newer, workload=workload, **seen)))
+            of_cluster.append(("prod", replace(facts, observed_ms=START + 9 + 2 * newer, workload=workload,
+                                               **{name: at + 7 for name, at in seen.items()})))  # fmt: skip
     rows = [
         interval(START + n * QUARTER_MS, "g", pod_holder(f"pod-{n}", f"team-{n % 3}"), busy_us=1000)
         for n in range(JOBS)
@@ -71,6 +72,22 @@ def test_the_numbers_of_pods_are_those_of_the_pods_whoever_knows_what(ledger: Du
         pods = moment.pods(START, END)
         assert len({pod.key for pod in pods}) > JOBS
         assert moment.pods_by_job(START, END) == pods_by_job(pods)
+
+
+@pytest.mark.parametrize("where", [None, {"namespace": ("team-1",)}])
+def test_jobs_are_ordered_by_the_longest_wait_of_their_pods(ledger: DuckLedger, where: Where | None) -> None:
+    with ledger.moment(START, END) as moment:
+        waits: dict[JobKey, int] = {}
+        for pod in moment.pods(START, END):
+            queued = pod_wait(pod.facts, END).queued_ms
+            if queued is not None:
+                waits[pod.key] = max(queued, waits.get(pod.key, 0))
+        listed = list_jobs(moment, None, START, END, END, where)
+        in_order = chosen(listed.figures, None, "", "waited")
+        assert {one.key: one.waited_ms for one in in_order} == {one.key: waits.get(one.key) for one in listed.figures}
+        assert [job.waited_ms for job in listed.built(in_order)] == sorted(
+            (one.waited_ms for one in listed.figures), key=lambda wait: -1 if wait is None else wait, reverse=True
+        )
 
 
 @pytest.mark.parametrize("where", [None, {"namespace": ("team-1",)}])

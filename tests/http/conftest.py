@@ -97,9 +97,9 @@ def decision(**changes: Any) -> dict[str, Any]:
 
 def refused(answer: Response, slug: str) -> Any:
     """Return the answer's problem, after checking the fields that all problems have."""
+    assert answer.headers.get("content-type") == "application/problem+json", (answer.status_code, answer.text[:500])
     problem = answer.json()
     assert problem["type"] == PROBLEM + slug, answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
     assert problem["status"] == answer.status_code == PROBLEMS[slug].status
     assert problem["title"] == PROBLEMS[slug].title
     assert problem["detail"]

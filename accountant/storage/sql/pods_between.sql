@@ -2,11 +2,11 @@
 -- {pod}, {seen}: the tables, or the selected rows of them. {only}: a condition on the instants of both; all instants are taken out of a pod's JSON at
 -- once. {placed}: further instants at which a pod can begin.
 WITH p AS (
-    SELECT cluster, uid, namespace, name, workload, content,
+    SELECT cluster, uid, namespace, name, workload, observed_ms, content,
            content ->> ['$.created_ms', '$.scheduled_ms', '$.started_ms', '$.ended_ms'] AS at FROM {pod}
 ),
 s AS (
-    SELECT cluster, uid, namespace, name, workload, content,
+    SELECT cluster, uid, namespace, name, workload, observed_ms, content,
            content ->> ['$.created_ms', '$.scheduled_ms', '$.started_ms', '$.ended_ms'] AS at FROM {seen}
 )
 SELECT {columns}
