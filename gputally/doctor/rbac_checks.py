@@ -1,7 +1,7 @@
 """Checks whether each program has the RBAC rights that it needs.
 
 `needs`, `preempting` and `EXTENDING` are the rights that the chart's roles grant; a test compares them with the roles.
-Those for the objects of schedulers are in the schedulers' manifests. No program needs a right on a kind that the API
+Those for the objects of schedulers are in the schedulers' manifests, from which the roles have them too. No program needs a right on a kind that the API
 server does not serve."""
 
 from __future__ import annotations
