@@ -20,7 +20,7 @@ from typing import Any
 
 from accountant.wire.policy_models import Policy
 from fairshare.controller.cycle_report import Outcome, Result
-from fairshare.core.queues_and_weights import Condition, Observation, TargetQueue
+from fairshare.core.queues_and_weights import Condition, ConditionReason, Observation, TargetQueue
 from fairshare.core.scheduler_queue_objects import CONTROLLER, has_ref, join_texts
 from fairshare.targets.installed import adapters
 from fairshare.targets.weight_plan import (
@@ -150,6 +150,15 @@ def _release_advice(contested: Sequence[Apply]) -> str:
         f"; {show(defaulted[0].default)} is the default of the CRD. The API server records the creator of the object as"
         " its owner, even if the manifest has no weight. Take the field over with `gputally fairshare adopt`"
     )
+
+
+FIELD_NOT_OURS = ConditionReason(
+    "Effective",
+    "False",
+    "FieldNotOurs",
+    "another field manager owns the weight's field",
+    "leave the weight out of that manager's manifest, or `gputally fairshare adopt`",
+)
 
 
 def with_ownership_verdict(conditions: Sequence[Condition], outcomes: Sequence[Outcome]) -> tuple[Condition, ...]:

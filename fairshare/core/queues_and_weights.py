@@ -470,6 +470,21 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
+class ConditionReason:
+    """What a reason of a condition means, in the words of docs/conditions.md.
+
+    type, status, reason: as in the Condition.
+    cause: why the condition has this reason.
+    cure: what to do; `nothing` if nothing needs to change."""
+
+    type: str
+    status: Literal["True", "False", "Unknown"]
+    reason: str
+    cause: str
+    cure: str
+
+
+@dataclass(frozen=True, slots=True)
 class Shard:
     """A part of a cluster that its scheduler divides separately.
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from accountant.wire.policy_models import OtherTarget, Policy, SchedulerTarget
 from fairshare.core.gpu_demand import smallest_waiting
 from fairshare.core.gpu_models import OWN_DECISIONS
-from fairshare.core.queues_and_weights import Condition, Observation, Pod, TargetQueue, Value, Weight
+from fairshare.core.queues_and_weights import Condition, ConditionReason, Observation, Pod, TargetQueue, Value, Weight
 from fairshare.core.scheduler_queue_objects import WeightAnnotations, join_texts
 from fairshare.targets.whole_stop import WholeStop
 from gputally.base.errors import ClusterError, NotFound, Refused
@@ -70,6 +70,7 @@ class Adapter(ABC):
     prefixes: the prefixes of the policy's refs to this scheduler's queues, such as `lanes`.
     settings: the model of the scheduler's section of the policy; that of a scheduler of another package is a
         SchedulerTarget. The form of the policy shows its fields, by their titles and descriptions.
+    reasons: what the reasons of its conditions mean, for the page of conditions.
     stop: stops its workloads through their own objects; None: by evicting their pods, as for every scheduler of another
         package.
     most_writes: the largest number of writes in one cycle; for a scheduler of another package at most MOST_WRITES."""
@@ -77,6 +78,7 @@ class Adapter(ABC):
     name: str
     prefixes: tuple[str, ...]
     settings: type[Model] = SchedulerTarget
+    reasons: tuple[ConditionReason, ...] = ()
     stop: WholeStop | None = None
     most_writes: int = MOST_WRITES
 
@@ -373,6 +375,15 @@ def look_at(
     if observation.unreadable and not refusals:
         readable = (Condition("Readable", "False", "ObjectsLeftOut", join_texts(observation.unreadable)),)
     return replace(observation, standings=standings, conditions=(*observation.conditions, *readable))
+
+
+ONE_QUANTITY = ConditionReason(
+    "ByModel",
+    "False",
+    "OneQuantity",
+    "a queue has one quantity of GPUs, so the scheduler gives GPUs of any model within it",
+    "nothing; for hard quotas, a node pool with queues of its own for each model",
+)
 
 
 def _one_quantity(policy: Policy, adapter: Adapter) -> Condition:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,18 @@ import pytest
 
 from fairshare.controller.kube_scheduler_extender import Extender
 from fairshare.core import scheduler_queue_objects
+from fairshare.core.queues_and_weights import ConditionReason
 from fairshare.schedulers.kai.kinds import QUEUE
 from fairshare.schedulers.kueue.kinds import WORKLOADS
 from fairshare.schedulers.runai.adapter import effective as runai_effective
 from fairshare.schedulers.volcano.kinds import POD_GROUP as VOLCANO_GROUP
+from fairshare.targets.installed import adapters
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import NotFound, Refused, Unavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Object
+from gputally.kubernetes.scheduler_plugins import SchedulerPlugin, schedulers
+from scripts import condition_tables
 from tests.fairshare.builders import Failing, node_object, object_of, policy_of, shard_object
 from tests.fairshare.conftest import Accountant, Make
 from tests.fairshare.observations import conditions_of
@@ -84,7 +88,30 @@ def test_every_reason_of_the_code_is_on_the_page_and_every_one_of_the_page_is_in
     assert len(made) > 30
     assert made - listed == set()
     source = "".join(path.read_text("utf-8") for path in [*modules, ROOT / "gputally/base/errors.py"])
+    source = re.sub(r"ConditionReason\(.*?\n *\)", "", source, flags=re.DOTALL)
     assert [reason for _, reason in sorted(listed) if f'"{reason}"' not in source] == []
+
+
+@pytest.mark.parametrize("plugin", list(schedulers().values()), ids=lambda plugin: plugin.name)
+def test_a_scheduler_explains_its_reasons_beside_its_adapter(plugin: SchedulerPlugin) -> None:
+    (adapter,) = (each for each in adapters() if each.name == plugin.name)
+    folder = (ROOT / plugin.adapter.partition(":")[0].replace(".", "/")).parent
+    made = {found for path in folder.glob("*.py") for found in _literals(path)}
+    told = {(one.type, one.reason) for one in adapter.reasons}
+    assert made
+    assert made - told == set()
+    assert all(one.cause and one.cure for one in adapter.reasons)
+
+
+def test_a_condition_without_a_table_is_not_left_out_of_the_page() -> None:
+    one = ConditionReason("Awake", "False", "Asleep", "it is night", "wait")
+    with pytest.raises(ValueError, match="Awake"):
+        condition_tables.page(PAGE, {"Lanes": (one,)})
+    told = condition_tables.page(
+        PAGE, {"Lanes": (replace(one, type="InSync"),), "Rails": (replace(one, type="InSync"),)}
+    )
+    assert told.count("\n| Lanes, Rails | False | `Asleep` | it is night | wait |\n") == 1
+    assert "KAI, Kueue" not in told
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ from fairshare.core.scheduler_queue_objects import (
     read_queues,
     target_queue,
 )
+from fairshare.schedulers.kai.conditions import REASONS
 from fairshare.schedulers.kai.kinds import CONFIG, POD_GROUP, QUEUE, SHARD
 from fairshare.schedulers.kai.policy_advice import advice
 from fairshare.targets.weight_plan import Adapter, Advice, ObjectQuery, Seen
@@ -117,6 +118,7 @@ class KaiAdapter(Adapter):
     name = "kai"
     prefixes = (PREFIX,)
     settings = KaiTarget
+    reasons = REASONS
 
     def reads(self, _policy: Policy) -> tuple[ObjectQuery, ...]:
         return (

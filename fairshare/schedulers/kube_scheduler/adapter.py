@@ -23,6 +23,7 @@ from fairshare.core.gpu_demand import (
 )
 from fairshare.core.queues_and_weights import Condition, Gang, Observation, Pod, Standing, TargetQueue, Value
 from fairshare.core.scheduler_queue_objects import owners, read_each
+from fairshare.schedulers.kube_scheduler.conditions import REASONS
 from fairshare.targets.weight_plan import Adapter, Mode, ObjectQuery, Seen
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 from gputally.kubernetes.objects import POD_GROUPS, Object, value_at
@@ -37,6 +38,7 @@ class KubeSchedulerAdapter(Adapter):
     name = NAME
     prefixes = (LABELLED,)
     settings = KubeSchedulerTarget
+    reasons = REASONS
 
     def reads(self, _policy: Policy) -> tuple[ObjectQuery, ...]:
         return (ObjectQuery(POD_GROUPS),)

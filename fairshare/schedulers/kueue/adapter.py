@@ -79,6 +79,7 @@ from fairshare.core.scheduler_queue_objects import (
     read_queues,
     target_queue,
 )
+from fairshare.schedulers.kueue.conditions import REASONS
 from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, COHORTS, FLAVORS, KINDS, LOCAL_QUEUES, WORKLOADS
 from fairshare.schedulers.kueue.stop import DeactivateWorkload, condition_of
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
@@ -258,6 +259,7 @@ class KueueAdapter(Adapter):
     name = "kueue"
     prefixes = (QUEUE_PREFIX, COHORT_PREFIX)
     settings = KueueTarget
+    reasons = REASONS
     stop = DeactivateWorkload()
 
     def reads(self, policy: Policy) -> tuple[ObjectQuery, ...]:

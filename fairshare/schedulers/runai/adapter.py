@@ -45,6 +45,7 @@ from accountant.wire.policy_models import Policy, RunaiTarget
 from fairshare.core import scheduler_queue_objects
 from fairshare.core.queues_and_weights import Condition, Issue, Observation, Pod, Standing, TargetQueue, Value
 from fairshare.core.scheduler_queue_objects import has_ref, match, owners, read_queues, target_queue
+from fairshare.schedulers.runai.conditions import REASONS
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen, same
 from gputally.base import http_calls
@@ -254,6 +255,7 @@ class RunaiAdapter(Adapter):
     name = NAME
     prefixes = (PROJECT_PREFIX, DEPARTMENT_PREFIX)
     settings = RunaiTarget
+    reasons = REASONS
     most_writes = 60  # each write is two requests to a remote service
 
     def reads(self, _policy: Policy) -> tuple[ObjectQuery, ...]:

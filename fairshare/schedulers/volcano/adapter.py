@@ -62,6 +62,7 @@ from fairshare.core.scheduler_queue_objects import (
     target_queue,
 )
 from fairshare.laws.division import divide_above
+from fairshare.schedulers.volcano.conditions import REASONS
 from fairshare.schedulers.volcano.kinds import JOB, POD_GROUP, QUEUE
 from fairshare.schedulers.volcano.stop import RestartJob
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen, same
@@ -105,6 +106,7 @@ class VolcanoAdapter(Adapter):
     name = "volcano"
     prefixes = (PREFIX,)
     settings = VolcanoTarget
+    reasons = REASONS
     stop = RestartJob()
 
     def reads(self, policy: Policy) -> tuple[ObjectQuery, ...]:
