@@ -1,8 +1,8 @@
 """Checks whether each program has the RBAC rights that it needs.
 
 `needs`, `preempting` and `EXTENDING` are the rights that the chart's roles grant; a test compares them with the roles.
-Those for the objects of schedulers are in the schedulers' manifests, from which the roles have them too. No program needs a right on a kind that the API
-server does not serve."""
+Those for the objects of schedulers are in the schedulers' manifests, from which the roles have them too. No program
+needs a right on a kind that the API server does not serve."""
 
 from __future__ import annotations
 
