@@ -191,7 +191,7 @@ def _table(page: str) -> list[list[str]]:
     """Return the cells of a page's table, without head and foot."""
     body = page.partition("<tbody>")[2].partition("</tbody>")[0]
     cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in body.split("<tr>")[1:]]
-    return [[re.sub(r"<[^>]*>", " ", cell).strip() for cell in row] for row in cells]
+    return [[" ".join(re.sub(r"<[^>]*>", " ", cell).split()) for cell in row] for row in cells]
 
 
 def test_the_jobs_of_all_clusters_are_those_of_each_in_its_own_month(two: TwoLedgers, client: TestClient) -> None:
