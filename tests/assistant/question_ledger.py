@@ -108,17 +108,21 @@ def running(folder: Path) -> Iterator[Accountant]:
         tokens[name] = folder / f"{name}.token"
         tokens[name].write_text(name + "\n")
     rows = sorted(ROWS, key=lambda row: row.start_ms)
-    with Service(chosen, VirtualClock(NOW_MS)) as service, serve(service.app, "127.0.0.1", 0) as url:
+    before, since = ([row for row in rows if (row.start_ms < at("2026-11-16 00:00")) is old] for old in (True, False))
+    late = hours("2026-10-21 10:00", 1, "GPU-1", "old", "vision", 1000)
+    clock = VirtualClock(NOW_MS - chosen.correct_seconds * 1000)
+    with Service(chosen, clock) as service, serve(service.app, "127.0.0.1", 0) as url:
         ask = httpx2.Client(base_url=url, headers=bearer("all"), timeout=60)
         with ask:
             _done(ask.put("/v1/policy", json=POLICY))
             deliver(
-                service.ledger, NOW_MS, batch(rows, FACTS, cluster="prod", node="n1"),
+                service.ledger, clock.wall_ms(), batch(before, FACTS, cluster="prod", node="n1"),
                 batch(hours("2026-11-11 09:00", 1, "GPU-3"), cluster="prod", node="n2"),
             )  # fmt: skip
             down = Down(at("2026-11-11 10:00"), at("2026-11-11 13:00"), "kernel panic")
             spaces = tuple(NamespaceFacts("prod", team, team) for team in ("nlp", "vision"))
-            service.ledger.observe(Facts(nodes=(NodeFacts("prod", "n2", down=(down,)),), namespaces=spaces), NOW_MS)
+            nodes = (NodeFacts("prod", "n2", down=(down,)),)
+            service.ledger.observe(Facts(nodes=nodes, namespaces=spaces), clock.wall_ms())
             _done(ask.post("/v1/decisions", json=DECISIONS))
             line = {"item": "gpu-node", "gpu_model": "NVIDIA H100 80GB HBM3", "amount": "100.00", "currency": "USD"}
             invoice = {"source": "cloud-2026-10.csv", "lines": [line]}
@@ -127,8 +131,8 @@ def running(folder: Path) -> Iterator[Accountant]:
             kinds = [objection["kind"] for objection in month["objections"]]
             _done(ask.post("/v1/periods/2026-10/close", json={"acknowledge": kinds, "reason": "a new cluster"}))
             _done(ask.post("/v1/periods/2026-10/publish", json={"reason": "agreed"}))
-            late = hours("2026-10-21 10:00", 1, "GPU-1", "old", "vision", 1000)
-            deliver(service.ledger, NOW_MS, batch(late, cluster="prod", node="n1", epoch="late"))
+            clock.advance_to(NOW_MS)
+            deliver(service.ledger, NOW_MS, batch([*late, *since], cluster="prod", node="n1", epoch="late"))
             service.maintain()
         yield Accountant(url, tokens["all"], tokens["lead"])
 

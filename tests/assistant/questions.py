@@ -1,0 +1,207 @@
+"""Questions of platform engineers, leads and controllers about the ledger of question_ledger.py, with the figures of
+their answers, which are computed by hand. Each is asked on the pages, with one command, and by an assistant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+NOTHING: Mapping[str, Any] = {}
+Cells = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question and its answer.
+
+    clicks: from the first page on; a text is a link, a button or a heading to unfold, `NAME=VALUE` is chosen or entered
+        in a form.
+    shown: texts in one row of a table, or (one text) anywhere on the page.
+    command, printed: a command and texts in one line of its output.
+    tool, arguments, told: the assistant's tool, and fields of one row of its answer, or of the answer itself.
+    lead: the lead of team nlp may ask it too, and gets the same figure; otherwise the lead is refused, or is told
+        nothing about team vision."""
+
+    asked: str
+    clicks: tuple[str, ...]
+    shown: Cells
+    command: tuple[str, ...]
+    printed: Cells
+    tool: str
+    arguments: Mapping[str, Any]
+    told: Mapping[str, Any]
+    lead: bool = field(default=False, kw_only=True)
+
+
+OCTOBER = ("--start", "2026-10-01", "--end", "2026-11-01")
+OF_OCTOBER = {"start": "2026-10-01", "end": "2026-11-01"}
+QUESTIONS = {
+    # Platform engineers
+    "agents": Question(
+        "Is each agent healthy?", ("Nodes", "1 d"), ("n2", "silent", "24.0"),
+        ("accountant", "usage", "--by", "node", "--start", "1d"), ("n2", "24.0"),
+        "usage", {"by": "node", "start": "1d"}, {"node": "n2", "unmetered": "24"},
+    ),
+    "holder": Question(
+        "Who held GPU-2 on 10 November at 14:00?", ("Nodes", "n1", "at=2026-11-10T14:00", "Show"),
+        ("GPU-2", "tune", "nlp"),
+        ("accountant", "usage", "--by", "gpu,pod,team", "--start", "2026-11-10T14:00:00Z",
+         "--end", "2026-11-10T15:00:00Z"),
+        ("GPU-2", "tune", "nlp", "1.0"),
+        "holds", {"at": "2026-11-10T14:00:00Z", "gpu": "GPU-2"}, {"pod": "tune", "team": "nlp", "held_gpus": 1.0},
+        lead=True,
+    ),
+    "preempted": Question(
+        "Why was my pod preempted?", ("Jobs", "Job/train"), ("12 Nov 12:00", "team nlp is owed 1 GPU", "Job/next"),
+        ("jobs", "prod/vision/Job/train"), ("team nlp is owed 1 GPU", "prod~nlp~Job~next"),
+        "attempts", {"job": "vision/Job/train", "start": "2026-11-01"},
+        {"number": 1, "end": "preempted", "reason": "team nlp is owed 1 GPU", "gpu_hours": "2",
+         "lost_gpu_hours": "0.5"},
+    ),
+    "idle notebooks": Question(
+        "Which notebooks have been idle for a day?", ("Explore", "Usual questions", "Idle notebooks, 24 h"),
+        ("Notebook/explore", "24.0"),
+        ("jobs", "--kind", "notebook", "--start", "24h", "--sort", "idle"), ("nlp/Notebook/explore", "24.0"),
+        "jobs", {"kind": "notebook", "start": "24h", "sort": "idle"},
+        {"job": "prod/nlp/Notebook/explore", "idle_gpu_hours": "24"}, lead=True,
+    ),
+    "down": Question(
+        "Which nodes were down last week?", ("Explore", "Usual questions", "Nodes that were down, 7 days"),
+        ("n2", "3.0"),
+        ("accountant", "usage", "--by", "node", "--start", "7d"), ("n2", "3.0"),
+        "usage", {"by": "node", "start": "7d"}, {"node": "n2", "down": "3"},
+    ),
+    "waits": Question(
+        "Why does this job wait, and how long?", ("Jobs", "waiting", "Job/later"), ("2.0 h",),
+        ("jobs", "later"), ("wait", "2:00:00"),
+        "why_waiting", {"job": "later"}, {"job": "prod/nlp/Job/later", "waited_seconds": 7200}, lead=True,
+    ),
+    # Leads of teams
+    "wasted": Question(
+        "Which of my jobs wasted most last week?", ("Explore", "Usual questions", "Jobs that left most idle, 7 days"),
+        ("Notebook/explore", "28.0"),
+        ("jobs", "--start", "7d", "--sort", "idle", "--limit", "1"), ("nlp/Notebook/explore", "28.0"),
+        "jobs", {"start": "7d", "sort": "idle", "limit": 1},
+        {"job": "prod/nlp/Notebook/explore", "idle_gpu_hours": "28"},
+        lead=True,
+    ),
+    "will pay": Question(
+        "What will we pay this month?", (), ("nlp-month", "500.00", "228.00", "378.80"),
+        ("accountant", "cost", "--by", "team"), ("nlp", "228.00"),
+        "budgets", NOTHING, {"name": "nlp-month", "limit": "500", "spent": "228"}, lead=True,
+    ),
+    "last month": Question(
+        "How does this month compare with the last one?",
+        ("Explore", "Usual questions", "Teams by month"), ("nlp", "24.00", "228.00"),
+        ("accountant", "cost", "--by", "team,month", "--start", "2026-10-01"), ("nlp", "2026-10", "24.00"),
+        "cost", {"by": "team,month", "start": "2026-10-01"}, {"team": "nlp", "month": "2026-10", "cost": "24"},
+        lead=True,
+    ),
+    "used most": Question(
+        "Who used most?", ("Explore", "Usual questions", "Who used most, 30 days"), ("dee", "28.0"),
+        ("accountant", "usage", "--by", "user", "--start", "30d"), ("dee", "28.0"),
+        "usage", {"by": "user", "start": "30d"}, {"user": "dee", "held": "28"}, lead=True,
+    ),
+    "by model": Question(
+        "What did each GPU model cost?", ("Explore", "Usual questions", "Cost by GPU model"),
+        ("NVIDIA H100 80GB HBM3", "306.00"),
+        ("accountant", "cost", "--by", "gpu_model"), ("NVIDIA H100 80GB HBM3", "306.00"),
+        "cost", {"by": "gpu_model"}, {"gpu_model": "NVIDIA H100 80GB HBM3", "cost": "306"},
+    ),
+    "by project": Question(
+        "What did each project cost?", ("Explore", "by=label:project", "Show"), ("chat", "228.00"),
+        ("accountant", "cost", "--by", "label:project"), ("chat", "228.00"),
+        "cost", {"by": "label:project"}, {"label:project": "chat", "cost": "228"}, lead=True,
+    ),
+    "cost an hour": Question(
+        "What does my job cost an hour?", ("Jobs", "Job/live"), ("6.00 an hour now",),
+        ("jobs", "live"), ("now", "1.0 GPUs", "6.00 USD an hour"),
+        "jobs", {"search": "Job/live"}, {"job": "prod/vision/Job/live", "cost_an_hour": "6"},
+    ),
+    # Controllers
+    "the month": Question(
+        "What does each team owe for October, for the invoice?", ("Month", "← 2026-10"), ("nlp", "24.00"),
+        ("accountant", "cost", "--by", "team", *OCTOBER), ("nlp", "24.00"),
+        "explain_statement", {"month": "2026-10", "team": "nlp"}, {"due_total": "24"}, lead=True,
+    ),
+    "two months": Question(
+        "What did each team cost in two months?", ("Explore", "Usual questions", "Teams by month"),
+        ("nlp", "24.00", "228.00"),
+        ("accountant", "cost", "--by", "team,month", "--start", "2026-10-01"), ("nlp", "2026-11", "228.00"),
+        "cost", {"by": "team,month", "start": "2026-10-01"}, {"team": "nlp", "month": "2026-11", "cost": "228"},
+        lead=True,
+    ),
+    "changed": Question(
+        "What changed since October was closed?", ("late records of 1 closed month wait to be booked",),
+        ("vision", "6.00"),
+        ("accountant", "proposals"), ("vision", "6.00"),
+        "changes", {"month": "2026-10"}, {"cause": "waiting", "team": "vision", "amount": "6.00", "gpu_hours": "1"},
+    ),
+    "closed": Question(
+        "Is October closed and published?", ("Month", "← 2026-10"), ("published",),
+        ("accountant", "months"), ("2026-10", "published", "all"),
+        "months", NOTHING, {"month": "2026-10", "status": "published", "closed_by": "all"},
+    ),
+    "by cost centre": Question(
+        "What does each cost centre pay?", ("Explore", "by=label:cost-centre", "Show"), ("4200", "228.00"),
+        ("accountant", "cost", "--by", "label:cost-centre"), ("4200", "228.00"),
+        "cost", {"by": "label:cost-centre"}, {"label:cost-centre": "4200", "cost": "228"}, lead=True,
+    ),
+    # Asked in the trackers of OpenCost, Kubecost, XDMoD, Open OnDemand, Run:ai and Grafana
+    "nobody's": Question(
+        "What does capacity cost that nobody holds? (OpenCost)", ("Explore",), ("unallocated", "6.00"),
+        ("accountant", "cost", "--by", "team"), ("(unallocated)", "6.00"),
+        "cost", {"by": "team"}, {"team": "__idle__", "cost": "6"},
+    ),
+    "namespace": Question(
+        "What did a namespace cost? (OpenCost)", ("Explore", "by=namespace", "Show"), ("nlp", "228.00"),
+        ("accountant", "cost", "--by", "namespace"), ("nlp", "228.00"),
+        "cost", {"by": "namespace"}, {"namespace": "nlp", "cost": "228"}, lead=True,
+    ),
+    "efficiency": Question(
+        "How much of what a team holds does it use? (Kubecost)", ("Explore",), ("nlp", "38.0", "28.0", "26.3 %"),
+        ("accountant", "usage", "--by", "team"), ("nlp", "10.0", "28.0"),
+        "usage", {"by": "team"}, {"team": "nlp", "held": "38", "busy": "10", "allocated_idle": "28"}, lead=True,
+    ),
+    "notebook with idle": Question(
+        "What did a notebook cost, the time that it did nothing included? (Kubecost)", ("Jobs",),
+        ("Notebook/explore", "28.0", "168.00"),
+        ("jobs", "--search", "explore"), ("nlp/Notebook/explore", "28.0", "168.00"),
+        "jobs", {"search": "explore"}, {"idle_gpu_hours": "28", "cost": "168"}, lead=True,
+    ),
+    "waited": Question(
+        "How long did a job wait before it ran? (XDMoD)", ("Jobs",), ("Job/next", "1.0 h"),
+        ("jobs", "--search", "next"), ("nlp/Job/next", "1:00:00"),
+        "jobs", {"search": "next"}, {"job": "prod/nlp/Job/next", "waited_seconds": 3600}, lead=True,
+    ),
+    "user by month": Question(
+        "How many GPU-hours did a user have in a month? (XDMoD)",
+        ("Explore", "last month", "by=user", "Show"), ("ada", "11.0"),
+        ("accountant", "usage", "--by", "user", *OCTOBER), ("ada", "11.0"),
+        "usage", {"by": "user", **OF_OCTOBER}, {"user": "ada", "held": "11"},
+    ),
+    "running": Question(
+        "What runs now, and with how many GPUs? (Open OnDemand)", ("Jobs", "running"), ("Notebook/explore", "1"),
+        ("jobs", "--state", "running"), ("nlp/Notebook/explore", "1.0"),
+        "jobs", {"state": "running"}, {"job": "prod/nlp/Notebook/explore", "gpus_now": "1"}, lead=True,
+    ),
+    "idle GPUs": Question(
+        "Which GPUs of a node are held and do nothing? (Grafana)", ("Explore", "7 days", "by=gpu", "Show"),
+        ("GPU-2", "36.0", "28.0"),
+        ("accountant", "usage", "--by", "gpu", "--start", "7d"), ("GPU-2", "8.0", "28.0"),
+        "usage", {"by": "gpu", "start": "7d"}, {"gpu": "GPU-2", "busy": "8", "allocated_idle": "28"}, lead=True,
+    ),
+    "pod": Question(
+        "Which pod used how much? (Grafana)", ("Explore", "by=pod", "Show"), ("tune", "8.0"),
+        ("accountant", "usage", "--by", "pod"), ("tune", "8.0"),
+        "usage", {"by": "pod"}, {"pod": "tune", "held": "8", "busy": "8"}, lead=True,
+    ),
+    "covered": Question(
+        "How much of the month is known at all? (Grafana)", ("Explore",), ("5.9 % metered",),
+        ("accountant", "usage",), ("5.9 %", "metered"),
+        "usage", NOTHING, {"coverage": pytest.approx(51 / 865.0, abs=0.002)},
+    ),
+}  # fmt: skip
