@@ -242,7 +242,7 @@ class Offsite(Transactions):
                     fetched.require(needs, self._state.parts)
                     self._book(group, fetched)
             with self._transaction() as cursor:
-                take_rest(cursor, archive, part, self._names.labels)
+                take_rest(cursor, archive, part)
                 self._enter(cursor, part, last)
             self._names.forget()
             self._reread()

@@ -353,7 +353,7 @@ def take_whole(cursor: Cursor, archive: Archive, part: ArchivePart) -> None:
         cursor.run(f"INSERT INTO {table} FROM read_parquet(?)", [files[table]])
 
 
-def take_rest(cursor: Cursor, archive: Archive, part: ArchivePart, labels: PodLabels) -> None:
+def take_rest(cursor: Cursor, archive: Archive, part: ArchivePart) -> None:
     """Replay everything in a part of the archive except its rows and the registers of `take_whole`."""
     files = archive.tables(part)
     named = "JOIN stream s ON s.cluster = p.cluster AND s.node = p.node AND s.epoch = p.epoch"
@@ -372,7 +372,7 @@ def take_rest(cursor: Cursor, archive: Archive, part: ArchivePart, labels: PodLa
             f"WHERE NOT EXISTS (SELECT 1 FROM {table} t WHERE t.stream = s.id AND {key})",
             [file],
         )
-    _take_pods(cursor, files["pods"], labels)
+    _take_pods(cursor, files["pods"])
     for table, key in (("policy", "effective_ms"), ("act", "number")):
         cursor.run(
             f"INSERT INTO {table} FROM read_parquet(?) p "  # noqa: S608
@@ -391,20 +391,18 @@ def take_rest(cursor: Cursor, archive: Archive, part: ArchivePart, labels: PodLa
     cursor.run("INSERT INTO gpu_owner FROM read_parquet(?) EXCEPT FROM gpu_owner", [files["gpu_owner"]])
 
 
-def _take_pods(cursor: Cursor, file: str, labels: PodLabels) -> None:
+def _take_pods(cursor: Cursor, file: str) -> None:
+    """Replay the pods of a part. Their exported labels are those that the part has, as they counted then; a fact has
+    only the newest ones, and when a pod was last seen."""
     rows = cursor.run(
         "SELECT source, cluster, content FROM read_parquet(?) WHERE source IN ('node', 'cluster')", [file]
     )
     of_nodes = [(cluster, _facts.decode(content)) for source, cluster, content in rows if source == "node"]
     of_cluster = [(cluster, _facts.decode(content)) for source, cluster, content in rows if source == "cluster"]
-    cursor.run(
-        "INSERT INTO exported_label SELECT cluster, uid, observed_ms, "
-        "row_number() OVER (PARTITION BY cluster, uid ORDER BY observed_ms) > 1, content FROM read_parquet(?) "
-        "WHERE source = 'exported' AND (cluster, uid) NOT IN (SELECT (cluster, uid) FROM exported_label)",
-        [file],
-    )
-    write_pods(cursor, of_nodes, labels=labels)
-    write_pods(cursor, of_cluster, "pod_seen", labels=labels)
+    for text in statement("take_exported_labels").split(";"):
+        cursor.run(text, [file])
+    write_pods(cursor, of_nodes, labels=PodLabels())
+    write_pods(cursor, of_cluster, "pod_seen", labels=PodLabels())
     cursor.rows("name_pods")
     cursor.run(
         "INSERT INTO pod_label SELECT cluster, uid, observed_ms, content FROM read_parquet(?) "

@@ -145,6 +145,39 @@ def test_labels_outlive_the_ledgers_volume(opened, path, tmp_path):
     assert before["nlp", UNASSIGNED] == 1
 
 
+def test_each_label_of_a_part_is_restored_as_it_counted(opened, path, tmp_path):
+    archive = in_folder(tmp_path / "archive")
+    ledger = opened(fresh(path), exported_labels=EXPORTED, archive=archive)
+    booked(ledger, HAND.now_ms, HAND.batch(*quarters(*["a"] * 8)))
+    seen(ledger, "a", 5, project="vision")
+    assert ledger.archive(HAND.now_ms) is not None
+    seen(ledger, "a", 16, project="nlp")
+    seen(ledger, "a", 31, project="search")
+    seen(ledger, "a", 61, project="search")
+    seen(ledger, "a", 76, project="ads")
+    sent = HAND.fact(9, "a", observed_ms=START_MS + 77 * MINUTE, labels={"project": "by-agent"})
+    booked(ledger, HAND.now_ms, HAND.batch(sent))
+    assert ledger.archive(HAND.now_ms) is not None
+    before = held(ledger, PROJECT)
+    assert before == {("vision",): 2, ("nlp",): 1, ("search",): 3, ("by-agent",): 2}
+    restored = opened(fresh(tmp_path / "new" / "ledger.duckdb"), exported_labels=EXPORTED, archive=archive)
+    assert held(restored, PROJECT) == before
+
+
+def test_of_labels_dated_in_the_future_the_last_ones_count_from_the_next_quarter_hour(opened, path):
+    ledger = opened(fresh(path), exported_labels=EXPORTED)
+    seen(ledger, "a", 5, project="vision")
+    for minute, value in ((400, "nlp"), (450, "search"), (500, "ads")):
+        seen(ledger, "a", minute, project=value)
+    seen(ledger, "b", 400, project="nlp")
+    seen(ledger, "b", 450, project="vision")
+    ledger.redate(START_MS + 31 * MINUTE, "ann", "the clock was ahead")
+    booked(ledger, HAND.now_ms, HAND.batch(*quarters("a", "a", "a", "a", "a", "b")))
+    assert held(ledger, PROJECT) == {("vision",): 4, ("ads",): 2}
+    booked(ledger, HAND.now_ms, HAND.batch(*quarters("b", "b", "b", first=7, gpu="gpu-2")))
+    assert held(ledger, PROJECT, where={"pod": ("b",)}) == {("nlp",): 3, ("vision",): 1}
+
+
 @given(
     changes=st.lists(
         st.tuples(st.integers(0, 5), st.integers(0, 150), st.sampled_from(["", "x", "y"]), st.booleans()), max_size=12
