@@ -78,17 +78,19 @@ class GroupDay:
 class Group:
     """The figures of a month so far, and of the same part of the month before.
 
+    values: the value, and of a queue those below it.
     total, before: None if nothing is known of the span.
-    whole_us: what all holders held.
+    whole_us: what all holders held; None if the reader may see only some teams.
     dearest, idlest, best: jobs, from the first.
     waits: None for a dimension that pods do not wait by."""
 
     found_ms: int
+    values: tuple[str, ...]
     span: Span
     span_before: Span
     total: Row | None
     before: Row | None
-    whole_us: int
+    whole_us: int | None
     days: tuple[GroupDay, ...]
     dearest: tuple[Row, ...]
     idlest: tuple[Row, ...]
@@ -102,6 +104,7 @@ class Group:
 def group_page(request: Request, params: Annotated[GroupParams, Query()], deps: AppDeps, principal: Reader) -> Response:
     if params.by in OF_TIME:
         raise invalid("by", f"{params.by} has no page: choose another dimension, or open /explore")
+    team_filter(principal, (params.value,) if params.by == "team" else ())
     if params.by == "team":
         check_teams(deps, principal, (params.value,))
     timezone = deps.settings.timezone
@@ -114,8 +117,10 @@ def group_page(request: Request, params: Annotated[GroupParams, Query()], deps: 
     answer = _group(deps, params, month, principal)
     found, book = answer.value, deps.book()
     currency = book.currency if book is not None else None
-    where = {f"where.{params.by}": params.value, "start": f"{month}-01", "timezone": timezone}
     following = month.next if month.next.span(tz)[0] < at else None
+    # The filter and the span of the figures, so that what the page leads to has equal ones.
+    where = {f"where.{params.by}": found.values, "start": f"{month}-01", "timezone": timezone}
+    where |= {"end": f"{following}-01"} if following else {}
     return month_and_decision_pages.page(
         request, "/explore", "group.html", deps, found=found, month=month, following=following,
         dimension=title(params.by), shown=_named(params.by, params.value), currency=currency,
@@ -123,8 +128,8 @@ def group_page(request: Request, params: Annotated[GroupParams, Query()], deps: 
         text=lambda column, row: figure_text(column, row, currency),
         costs=_cost_chart(found, currency) if currency is not None else "", uses=_use_chart(found),
         as_of_ms=answer.as_of_ms, of_month=lambda other: group_address(params.by, params.value, str(other)),
-        explore="/explore?" + urlencode({**where, "by": "job" if params.by != "job" else "pod"}, safe=":"),
-        api=[(name, f"/v1/{name}?" + urlencode({**where, "by": "day"}, safe=":")) for name in ("usage", "cost")],
+        explore="/explore?" + urlencode({**where, "by": "job" if params.by != "job" else "pod"}, True, ":"),
+        api=[(name, f"/v1/{name}?" + urlencode({**where, "by": "day"}, True, ":")) for name in ("usage", "cost")],
         linked=group_link, entitled=any(day.entitled for day in found.days),
     )  # fmt: skip
 
@@ -148,7 +153,6 @@ def _group(deps: Deps, params: GroupParams, month: Month, principal: Principal) 
             return figures(moment, deps.book(), params.by, params.value, month, end, allowed, timezone, at)
 
     teams = None if allowed is None else tuple(sorted(allowed))
-    team_filter(principal, (params.value,) if params.by == "team" else ())
     key = ("group", params.by, params.value, month, teams, page_queries.books(deps))
     return deps.answers.ask(key, compute)
 
@@ -176,7 +180,7 @@ def figures(
     where[by] = values
     question = Question(_OF_JOBS, where, timezone, "cost", "day")
     table = explore_table.table_of(moment, book, *span, question)
-    whole = moment.usage(span, ("team",), None, timezone).lines()
+    whole = moment.usage(span, ("team",), None, timezone).lines() if teams is None else None
     totals = [_total(moment, book, one, question) for one in (span, before)]
     held = [charge for charge in charges(moment, book, *span, BY_JOB, where, timezone) if charge.account in ALLOCATED]
     peaks = savings_hints.peaks_of(moment.usage(span, (*savings_hints.BY_NAME, "hour"), where, timezone))
@@ -190,11 +194,14 @@ def figures(
         )[:MOST]  # fmt: skip
     return Group(
         found_ms=found_ms,
+        values=values,
         span=span,
         span_before=before,
         total=totals[0],
         before=totals[1],
-        whole_us=sum(line.accounts_gpu_us.allocated for line in whole if line.key["team"] != IDLE),
+        whole_us=None
+        if whole is None
+        else sum(line.accounts_gpu_us.allocated for line in whole if line.key["team"] != IDLE),
         days=_days(moment, book, month, end_ms, where, policies if by == "queue" else (), values, teams, timezone),
         **_jobs(table),
         hints=savings_hints.savings_hints(report_breakdowns.jobs(held), peaks)[:MOST],

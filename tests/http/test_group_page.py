@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from decimal import Decimal
+from html import unescape
 from urllib.parse import quote
 
 import pytest
 
+from accountant.ledger.usage import HELD
 from accountant.wire.policy_models import Budget, Policy, QueuePolicy
-from gputally.base.units import MS_PER_DAY
+from gputally.base.units import MS_PER_DAY, US_PER_HOUR
 from tests.http.conftest import INVENTORY, NOW_MS, bearer, client_of, encoded, token_entry, token_list
 from tests.http.page_parser import EVIL
 from tests.price_books import price_book_text
@@ -143,3 +147,37 @@ def test_other_pages_lead_to_it(service):
     assert "/group?by=user&amp;value=ada" in jobs
     (job,) = set(re.findall(r'href="(/job/[^"]*train[^"]*)"', jobs))
     assert "/group?by=queue&amp;value=vision" in client.get(job).text
+
+
+def test_what_a_page_leads_to_has_its_figures(service):
+    """The months before end, and a queue has what is below it."""
+    policy = Policy(
+        queues=(
+            QueuePolicy(name="whole", deserved=12),
+            *(QueuePolicy(name=team, parent="whole", deserved=6, team=team, refs=(f"kai:{team}",))
+              for team in ("vision", "nlp")),
+        )
+    )  # fmt: skip
+    service.ledger.put_policy(policy, NOW_MS - 39 * MS_PER_DAY)
+    client = client_of(service)
+    client.headers.update(PAGE | bearer("token-of-read"))
+    for query in ("by=team&value=vision&month=2026-10", "by=queue&value=whole", "by=queue&value=whole&month=2026-10"):
+        text = page(service, query)
+        explore, usage = (re.search(rf'href="({path}[^"]*)"', text) for path in ("/explore\\?", "/v1/usage"))
+        assert explore is not None
+        assert usage is not None
+        lines = client.get(unescape(usage[1])).json()["lines"]
+        held = sum(line["accounts_gpu_us"][name] for line in lines for name in HELD) / US_PER_HOUR
+        assert card(text, "Held") == f"{held:.1f}", query
+        table = client.get(unescape(explore[1]).replace("/explore", "/explore.csv")).text
+        (total,) = (row for row in csv.DictReader(io.StringIO(table)) if row["record"] == "total")
+        assert float(total["allocated_gpu_hours"]) == held, query
+
+
+def test_a_team_learns_nothing_of_other_teams_and_what_all_held(service):
+    client = client_of(service)
+    client.headers.update(PAGE | bearer("lead"))
+    answers = [client.get(f"/group?by=team&value={team}") for team in ("nlp", "nobody")]
+    assert [answer.status_code for answer in answers] == [403, 403], "known or not"
+    assert "of what all held" in page(service, "by=user&value=ada")
+    assert "of what all held" not in page(service, "by=user&value=ada", "lead")
