@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Final, get_args
@@ -41,8 +42,6 @@ from gputally.server.tokens_and_grants import Principal
 router = APIRouter(include_in_schema=False)
 MONTHS_A_PAGE: Final = 13
 ACTS_A_PAGE: Final = 100
-_READ_AT_ONCE: Final = 10_000
-"""Acts that one reading of the journal returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +50,13 @@ class MonthsDue:
 
     due: by team; an amount of 0 only where all is metered and has a price.
     total: their sum, None if it is not known.
-    unpriced_gpu_us: billed time without a price, which is in no amount.
+    unpriced: by team its billed time without a price, in GPU-microseconds, which is in no amount.
     recorded: whether any of its time is metered."""
 
     currency: str | None
     due: tuple[tuple[str, Decimal], ...]
     total: Decimal | None
-    unpriced_gpu_us: int
+    unpriced: Mapping[str, int]
     recorded: bool
 
 
@@ -78,11 +77,18 @@ def due_of(deps: Deps, month: Month) -> MonthsDue:
 
     def compute() -> MonthsDue:
         stated = deps.books.month(month)
-        known = stated.metered and not stated.unpriced_gpu_us
-        due = [(team, amount) for team, amount in stated.due.items() if amount or known]
+        unpriced = Counter[str]()
+        for line in stated.lines:
+            if line.cost is None:
+                unpriced[line.team] += line.gpu_us
+        due = [
+            (team, amount)
+            for team, amount in stated.due.items()
+            if amount or (stated.metered and not unpriced.get(team))
+        ]
         due.sort(key=lambda each: (-each[1], each[0]))
-        total = stated.due_total if stated.due_total or known else None
-        return MonthsDue(stated.currency, tuple(due), total, stated.unpriced_gpu_us, stated.metered)
+        total = stated.due_total if stated.due_total or (stated.metered and not unpriced) else None
+        return MonthsDue(stated.currency, tuple(due), total, dict(unpriced), stated.metered)
 
     closed = deps.books.books().of(str(month)) is not None
     key = ("due", month, page_queries.books(deps))
@@ -108,9 +114,12 @@ def invoices(
     months, of_month = _months(deps, principal, params)
     shown = paged(months, params.page, MONTHS_A_PAGE, "/invoices?" + _query(team=params.team) + "page=")
     rows = [(period, *of_month(Month.parse(period.month))) for period in shown.rows]
+    teams = team_filter(principal, () if params.team is None else (params.team,)).get("team")
     return month_and_decision_pages.page(
         request, "/invoices", "invoices.html", deps, rows=rows, shown=shown, params=params,
-        everyone=principal.teams is None, files=[one for one in exports().values() if not one.inline],
+        everyone=principal.teams is None, unpriced=lambda due: sum(
+            gpu_us for team, gpu_us in due.unpriced.items() if teams is None or team in teams
+        ), files=[one for one in exports().values() if not one.inline],
         csv="/invoices.csv?" + _query(team=params.team),
     )  # fmt: skip
 
@@ -165,11 +174,14 @@ class StepsParams(Params):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What changed a month's amount of a team. act: the number of the act that did it."""
+    """What changed a month's amount of a team.
+
+    amount: None for other prices in another currency.
+    act: the number of the act that did it."""
 
     team: str
     cause: str
-    amount: Decimal
+    amount: Decimal | None
     at_ms: int
     act: int
 
@@ -220,10 +232,12 @@ def changes_since(deps: Deps, month: Month, since_ms: int) -> list[Change]:
     if then and then[-1].version != versions[-1].version and deps.books.kept(month) is None:
         present, before = deps.books.preview(month, then[-1].base)
         newest = priced[-1]
-        found += [
-            Change(team, "prices", amount, newest.at_ms, newest.number)
-            for team, amount in _differences(before, present)
-        ]
+        told: list[tuple[str, str, Decimal | None]]
+        if present.currency == before.currency:
+            told = [(team, "prices", amount) for team, amount in _differences(before, present)]
+        else:  # amounts of two currencies have no difference
+            told = [(team, f"prices in {present.currency}, before in {before.currency}", None) for team in present.due]
+        found += [Change(*one, newest.at_ms, newest.number) for one in told]
     return sorted(found, key=lambda one: (-one.at_ms, -one.act, one.team))
 
 

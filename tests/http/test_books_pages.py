@@ -147,6 +147,17 @@ def test_credits_and_prices_are_told_as_the_changes_of_an_open_month(site) -> No
     assert expected["language"] > 0
 
 
+def test_prices_in_another_currency_have_no_difference(site) -> None:
+    client, who = site
+    book = price_book_text(H100="300").replace("EUR", "JPY")
+    entered = client.post("/v1/prices?month=2026-11&reason=moved", content=book, headers=who["admin"])
+    assert entered.status_code == 200, entered.text
+    page = client.get("/invoices/2026-11?since=1h", headers=who["admin"]).text
+    told = page.partition("What changed since")[2].partition("</section>")[0]
+    assert "/act/" in told
+    assert set(re.findall(r'data-label="Amount[^"]*">([^<]*)</td>', told)) == {"–"}
+
+
 def test_acts_are_found_by_kind_person_subject_text_and_time(site) -> None:
     client, who = site
     form = {"step": "close", "reason": "the year ends", **objected(client, who["admin"])}
@@ -163,3 +174,39 @@ def test_acts_are_found_by_kind_person_subject_text_and_time(site) -> None:
     assert f"/act/{closing[0]['number']}" in shown.text
     read(client.get("/audit?search=nothing+like+this", headers=who["admin"]).text)
     assert client.get("/audit?start=never", headers=who["admin"]).status_code == 422
+
+
+def test_a_lead_learns_nothing_of_the_time_of_others_that_has_no_price(site) -> None:
+    client, who = site
+    begin = NOW_MS - 60 * MINUTE_MS
+    holder = pod_holder("other", "ns-language", "other", "main")
+    fact = pod_facts("other", begin, namespace="ns-language", node="node-1", uid="other", workload="Job/other")
+    rows = [
+        interval(at, "GPU-other", holder, span_ms=MINUTE_MS, busy_us=0, gpu_model="Unpriced 9000")
+        for at in range(begin, NOW_MS, MINUTE_MS)
+    ]
+    sent = batch(rows, [fact], cluster="prod", node="node-1", epoch="0192-b")
+    assert client.post("/v1/usage", content=encoded(sent), headers=who["agent"]).status_code == 200
+    assert "GPU-hours have no price" in client.get("/invoices", headers=who["reader"]).text
+    assert "GPU-hours have no price" in client.get("/invoices?team=language", headers=who["reader"]).text
+    assert "GPU-hours have no price" not in client.get("/invoices?team=vision", headers=who["reader"]).text
+    assert "have no price" not in client.get("/invoices", headers=who["lead"]).text
+
+
+def test_a_team_whose_time_has_no_price_held_gpus_and_its_amount_is_unknown(site) -> None:
+    client, who = site
+    client.post("/v1/prices?month=2026-11&reason=new", content=price_book_text(A100="3.00"), headers=who["admin"])
+    page = client.get("/invoices?team=vision", headers=who["reader"]).text
+    assert "GPU-hours have no price" in page
+    assert "The team held no GPU in 2026-11" not in page
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/invoices/0001-01", "/invoices/9999-12", "/invoices/2026-11?since=9999-12-31",
+     "/group?by=user&value=a&month=0001-01", "/group?by=job&value=%ff%00",
+     "/audit?start=99999999999999999999&search=%00"],
+)  # fmt: skip
+def test_no_edge_of_an_address_breaks_a_page(site, path) -> None:
+    client, who = site
+    assert client.get(path, headers=who["admin"]).status_code in (200, 404, 422), path
