@@ -390,7 +390,7 @@ def jobs_page(request: Request, asked: Annotated[FleetJobs, Query()], deps: AppD
     )
     for name, (found, book) in answers.items():
         of_ledger = found.value.get(asked.state, page_rows.NO_JOBS)
-        rows += [_JobRow(name, book.currency if book else None, job) for job in of_ledger.first]
+        rows += [_JobRow(name, book.currency if book else None, job) for job in of_ledger.shown]
         counted.append(of_ledger)
         kept_ms += [] if found.as_of_ms is None else [found.as_of_ms]
     rows.sort(key=lambda row: (-row.job.accounts_gpu_us.allocated, row.ledger, row.job.id))

@@ -244,8 +244,13 @@ def jobs_page(request: Request, params: Annotated[JobsParams, Query()], deps: Ap
     tz = periods.zone(deps.settings.timezone)
     at = deps.clock.wall_ms()
     month, where, choice = _chosen_jobs(params, deps, principal)
-    answer = page_queries.jobs_of(deps, month, where, choice, params.days)
+    skipped = _before_page(params.page)
+    answer = page_queries.jobs_of(deps, month, where, choice, params.days, skipped)
     jobs = answer.value.get(params.state, page_rows.NO_JOBS)
+    if not jobs.shown and jobs.count:  # a page beyond the last one
+        skipped = _before_page(-(-jobs.count // JOBS_A_PAGE))
+        answer = page_queries.jobs_of(deps, month, where, choice, params.days, skipped)
+        jobs = answer.value.get(params.state, page_rows.NO_JOBS)
 
     def address(**changes: object) -> str:
         """The URL of this list with some parameters changed. None: without the parameter."""
@@ -254,7 +259,8 @@ def jobs_page(request: Request, params: Annotated[JobsParams, Query()], deps: Ap
 
     return month_and_decision_pages.page(
         request, "/jobs", "jobs.html", deps, month=month, team=params.team, state=params.state, jobs=jobs,
-        shown=paged(jobs.first, params.page, JOBS_A_PAGE, address() + "&page=", jobs.count), currency=_currency(deps),
+        shown=paged(jobs.shown, params.page, JOBS_A_PAGE, address() + "&page=", jobs.count, skipped),
+        currency=_currency(deps),
         utilisation=page_rows.utilisation, as_of_ms=answer.as_of_ms,
         following=month.next if month.next.span(tz)[0] < at else None,
         demand_known=deps.settings.kubernetes.inventory, recorded=recorded_of(deps, month), params=params,
@@ -262,6 +268,11 @@ def jobs_page(request: Request, params: Annotated[JobsParams, Query()], deps: Ap
         order=ListOrder(address, params.sort, frozenset(get_args(JobOrder)) - {"name"}),
         csv=address().replace("/jobs?", "/jobs.csv?", 1),
     )  # fmt: skip
+
+
+def _before_page(number: int) -> int:
+    """How many jobs are before those that are read together with this page."""
+    return (number - 1) * JOBS_A_PAGE // page_queries.MOST_JOBS * page_queries.MOST_JOBS
 
 
 @router.get("/jobs.csv")

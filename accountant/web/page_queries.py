@@ -141,9 +141,10 @@ def jobs_of(
     where: Where,
     choice: page_rows.JobChoice = page_rows.DEAREST,
     days: int | None = None,
+    skipped: int = 0,
 ) -> Answer[dict[JobState | None, page_rows.Jobs]]:
     """The first MOST_JOBS jobs of each state, and of all states under None, in the chosen order. days: the last days
-    instead of the month."""
+    instead of the month. skipped: leave out this number of jobs before them."""
 
     def compute() -> dict[JobState | None, page_rows.Jobs]:
         at, timezone = deps.clock.wall_ms(), deps.settings.timezone
@@ -152,10 +153,10 @@ def jobs_of(
             if days is not None:
                 start, end = moment.recent_span(at, days * MS_PER_DAY)
             jobs = job_costs.list_jobs(moment, deps.book(), start, min(end, at), at, where or None, timezone)
-            return page_rows.jobs_by_state(jobs, MOST_JOBS, choice)
+            return page_rows.jobs_by_state(jobs, MOST_JOBS, choice, skipped)
 
     filters = tuple(sorted((name, tuple(sorted(values))) for name, values in where.items()))
-    return deps.answers.ask(("jobs", month if days is None else days, filters, choice, books(deps)), compute)
+    return deps.answers.ask(("jobs", month if days is None else days, filters, choice, skipped, books(deps)), compute)
 
 
 def every_job(

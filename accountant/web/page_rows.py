@@ -163,11 +163,11 @@ class Machine:
 class Jobs:
     """Jobs in one state, or in any.
 
-    first: the first of the `count` jobs, in the order of the list.
+    shown: some of the `count` jobs, one after the other in the order of the list.
     total: the sum of the known costs.
     unpriced: whether the cost of a job is unknown."""
 
-    first: tuple[Job, ...]
+    shown: tuple[Job, ...]
     count: int
     allocated_us: int
     idle_us: int
@@ -223,24 +223,25 @@ class JobChoice(NamedTuple):
 DEAREST: Final = JobChoice()
 
 
-def jobs_by_state(jobs: JobList, most: int, choice: JobChoice) -> dict[JobState | None, Jobs]:
+def jobs_by_state(jobs: JobList, most: int, choice: JobChoice, skipped: int = 0) -> dict[JobState | None, Jobs]:
     """The chosen jobs of each state that occurs, and those of all states under None, in their order. most: maximum
-    number of jobs for each, which are the only ones that are built."""
+    number of jobs for each, which are the only ones that are built. skipped: number of jobs before them."""
+    part = slice(skipped, skipped + most)
     ordered = chosen(jobs.figures, None, choice.search, choice.sort, choice.kind)
     by_state: dict[JobState | None, list[JobFigures]] = {None: ordered}
     for one in ordered:
         by_state.setdefault(one.state, []).append(one)
-    shown = list({one.key: one for of_state in by_state.values() for one in of_state[:most]}.values())
+    shown = list({one.key: one for of_state in by_state.values() for one in of_state[part]}.values())
     built = {one.key: job for one, job in zip(shown, jobs.built(shown), strict=True)}
     return {
-        state: _jobs(of_state, tuple(built[one.key] for one in of_state[:most])) for state, of_state in by_state.items()
+        state: _jobs(of_state, tuple(built[one.key] for one in of_state[part])) for state, of_state in by_state.items()
     }
 
 
-def _jobs(figures: Sequence[JobFigures], first: tuple[Job, ...]) -> Jobs:
+def _jobs(figures: Sequence[JobFigures], shown: tuple[Job, ...]) -> Jobs:
     costs = [one.cost for one in figures if one.cost is not None]
     return Jobs(
-        first=first,
+        shown=shown,
         count=len(figures),
         allocated_us=sum(one.allocated_us for one in figures),
         idle_us=sum(one.idle_us for one in figures),
@@ -452,18 +453,23 @@ class Page(Generic[T]):
         return len(self.rows) == self.count
 
 
-def paged(rows: Sequence[T], number: int, size: int, address: str, count: int | None = None) -> Page[T]:
+def paged(
+    rows: Sequence[T], number: int, size: int, address: str, count: int | None = None, skipped: int | None = None
+) -> Page[T]:
     """The page with this number, from 1, or the last page if there are fewer.
 
     address: URL of a page without its number.
-    count: number of all rows; None: `rows` are all."""
-    pages = max(1, -(-len(rows) // size))
+    count: number of all rows; None: `rows` are all.
+    skipped: number of rows before `rows`, which contain the whole page; None: there are no pages beyond `rows`."""
+    count = len(rows) if count is None else count
+    pages = max(1, -(-(len(rows) if skipped is None else count) // size))
     number = min(number, pages)
     first = (number - 1) * size
+    at = first - (skipped or 0)
     return Page(
-        rows[first : first + size],
+        rows[at : at + size],
         first + 1,
-        len(rows) if count is None else count,
+        count,
         f"{address}{number - 1}" if number > 1 else None,
         f"{address}{number + 1}" if number < pages else None,
     )

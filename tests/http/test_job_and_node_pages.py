@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from html import unescape
 from itertools import pairwise
 from typing import Any, get_args
 from urllib.parse import unquote
@@ -139,6 +140,29 @@ def test_the_file_of_jobs_has_the_jobs_and_figures_of_the_view(client):
     assert waits["job"] == "Job/later"
     assert Decimal(waits["waited_s"]) > 0
     assert rows_of(client, "/jobs.csv?days=31&search=no+such+name") == []
+
+
+def test_the_pages_of_the_jobs_lead_to_the_last_one(start_service):
+    _, client = start_service()
+    client.headers.update(PAGE)
+    begin = NOW_MS - 40 * MINUTE_MS
+    facts = [
+        pod_facts(f"pod-{n}", begin, namespace="vision", uid=f"pod-{n}", workload=f"Job/job-{n}", created_ms=begin + n)
+        for n in range(620)
+    ]
+    assert client.post("/v1/usage", content=encoded(batch([], facts, cluster="prod"))).status_code == 200
+    address, shown = "/jobs?days=1&sort=waited", []
+    while address:
+        page = client.get(address).text
+        shown.append(re.findall(r'href="/job/([^"]+)"', page))
+        following = re.search(r'href="([^"]+)" rel="next">next', page)
+        address = following and unescape(following[1])
+    assert [len(jobs) for jobs in shown] == [100] * 6 + [20]
+    listed = [row["id"] for row in rows_of(client, "/jobs.csv?days=1&sort=waited")]
+    assert (
+        [unquote(job) for jobs in shown for job in jobs] == listed == [f"prod~vision~Job~job-{n}" for n in range(620)]
+    )
+    assert re.findall(r'href="/job/([^"]+)"', client.get("/jobs?days=1&sort=waited&page=9999").text) == shown[-1]
 
 
 def test_the_nodes_are_sorted_by_every_column_both_ways_on_the_page_and_in_the_file(client):
