@@ -534,7 +534,7 @@ def _store_reports(
 ) -> ReportCount:
     with deps.ledger.moment() as moment:
         _check_reporter(moment, principal, key)
-        known = {report.epoch for report in moment.epochs({key})}
+        known = {report.epoch for report in moment.epochs(of={key})}
     if len(known | {report.epoch for report in reports}) > MOST_EPOCHS:
         raise Refusal("too-many-epochs", f"a job may have at most {MOST_EPOCHS} epochs: report only every tenth")
     new = deps.ledger.report_epochs(reports, now_ms)

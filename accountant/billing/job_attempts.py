@@ -68,7 +68,7 @@ class HoldQuestions(Protocol):
         self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None, waiting: bool = False
     ) -> list[KnownPod]: ...
 
-    def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]: ...
+    def epochs(self, *, of: Collection[JobKey] | None = None) -> list[EpochReport]: ...
 
     @property
     def newest_ms(self) -> int: ...
@@ -125,7 +125,7 @@ def attempts(
         return Attempts((), 0 if numbered else None)
     mine = [pod.facts for pod in ledger.pods(*life, of={key}) if teams is None or pod.team in teams]
     facts = {pod.uid: pod for pod in mine}
-    reports = sorted(report.at_ms for report in ledger.epochs({key}))
+    reports = sorted(report.at_ms for report in ledger.epochs(of={key}))
     victims = [one for one in decisions if one.mode == "enforce" and one.inputs.get("result") in _STOPPED]
     recent_ms = ledger.newest_ms - _RECENT_MS
     running = shown[-1] if _runs(shown[-1], facts, recent_ms, victims) else None

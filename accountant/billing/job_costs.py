@@ -140,8 +140,11 @@ RATE_PLACES: Final = 6
 class EpochQuestions(Questions, Protocol):
     """The queries that epochs need. A read snapshot of the ledger answers them."""
 
-    def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:
-        """The epochs that ended in the span."""
+    def epochs(self, span: Span | None = None, *, of: Collection[JobKey] | None = None) -> list[EpochReport]:
+        """The epochs that ended in the span, by job and instant.
+
+        span: None: all time.
+        of: only epochs of these jobs; None: all."""
         ...
 
 
@@ -180,10 +183,6 @@ class JobQuestions(EpochQuestions, Protocol):
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
         """The first and last instant (ms) at which each of these jobs held a GPU. Jobs that never held one are
         missing."""
-        ...
-
-    def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]:
-        """The epochs of these jobs, by job and instant."""
         ...
 
     def epoch_counts(self, keys: Collection[JobKey]) -> Mapping[JobKey, int]:
@@ -505,7 +504,7 @@ def job(
     if not listed.figures:
         return None
     (shown,) = listed.built(listed.figures)
-    reports = ledger.epochs({key})
+    reports = ledger.epochs(of={key})
     edges, lines = epoch_lines(ledger, book, reports, (start_ms, end_ms), mine, timezone) if reports else ([], [])
     of_kinds = quantify(((c.place.gpu_model, c.place.capacity_type), c) for c in listed.charges(key))
     return JobAnswer(

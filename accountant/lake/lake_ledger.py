@@ -485,7 +485,7 @@ class LakeLedger:
     ) -> None:
         """Always None: the lake stores whole hours, so it does not know when a pod began to hold a GPU."""
 
-    def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]:  # noqa: ARG002 - always empty
+    def epochs(self, span: Span | None = None, *, of: Collection[JobKey] | None = None) -> list[EpochReport]:  # noqa: ARG002 - always empty
         """Always empty: the lake stores whole hours, so the cost of an epoch cannot be computed. The table `epochs`
         lists them."""
         return []
@@ -493,10 +493,6 @@ class LakeLedger:
     def epoch_counts(self, keys: Collection[JobKey]) -> Mapping[JobKey, int]:  # noqa: ARG002 - always empty
         """Always empty; see `epochs`."""
         return {}
-
-    def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:  # noqa: ARG002 - always empty
-        """Always empty; see `epochs`."""
-        return []
 
     def nodes(self) -> tuple[NodeFacts, ...]:
         rows = self._rows(NODES, "cluster", "node")

@@ -598,7 +598,7 @@ class Publisher:
 
     def _epochs(self) -> list[EpochReport]:
         with self._ledger.moment() as moment:
-            return moment.epochs_between(0, _FAR_MS)
+            return moment.epochs()
 
     def _acts(self, *kinds: ActKind) -> list[Act]:
         with self._ledger.moment() as moment:

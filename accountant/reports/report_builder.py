@@ -181,7 +181,7 @@ def read_data(
         jobs=jobs,
         jobs_before=BilledJobs.of(by_job_before),
         waits=queue_waits.queue_waits(ledger.pods(start_ms, end_ms), start_ms, end_ms, None),
-        epochs=tuple(ledger.epochs_between(start_ms + 1, end_ms + 1)),
+        epochs=tuple(ledger.epochs((start_ms + 1, end_ms + 1))),
         scopes=teams,
         peaks=_peaks(ledger, jobs, teams, start_ms, end_ms, timezone),
     )

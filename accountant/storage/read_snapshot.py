@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from accountant.billing.queue_waits import JobPods, KnownPod, merge_sources
-from accountant.core.claim_overlap import union
+from accountant.core.claim_overlap import Span, union
 from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, full_us
 from accountant.core.periods import utc
 from accountant.inventory.pod_facts import ObservedPod
@@ -42,7 +42,7 @@ from accountant.storage.query.group_by_dimensions import ASSIGNED, ConstantSpan,
 from accountant.storage.query.usage_query import usage
 from accountant.storage.write import inventory_and_journal_tables, record_columns
 from accountant.storage.write.batch_admission import SKEW_MS
-from accountant.storage.write.inventory_and_journal_tables import count_epochs, epochs_between, read_epochs
+from accountant.storage.write.inventory_and_journal_tables import count_epochs, read_epochs
 from accountant.storage.write.name_ids import NO_DEVICE, HolderName, holders
 from accountant.wire.policy_models import Decision, PolicyVersion
 from accountant.wire.usage_cost_and_job_models import Dimension
@@ -329,17 +329,16 @@ class Snapshot:
         rows = self._cursor.each(sql, parameters)
         return {holder: wanted[key] for holder, *names in rows if (key := JobKey(*names)) in wanted}
 
-    def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]:
-        """Return the epochs that these jobs reported, by job and instant."""
-        return read_epochs(self._cursor, keys)
+    def epochs(self, span: Span | None = None, *, of: Collection[JobKey] | None = None) -> list[EpochReport]:
+        """Return the reported epochs that ended in the span, by job and instant.
+
+        span: None: all time.
+        of: only epochs of these jobs; None: all."""
+        return read_epochs(self._cursor, span, of=of)
 
     def epoch_counts(self, keys: Collection[JobKey]) -> Mapping[JobKey, int]:
         """Return the number of epochs of each of these jobs, without jobs that reported none."""
         return count_epochs(self._cursor, keys)
-
-    def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:
-        """Return the epochs that ended in the span, by job and instant."""
-        return epochs_between(self._cursor, start_ms, end_ms)
 
     def extent(self) -> tuple[int, int]:
         return self._state.fleet.extent

@@ -155,5 +155,5 @@ class ListLedger(MemoryJournal):
     def pods_by_job(self, start_ms: int, end_ms: int) -> dict[JobKey, JobPods]:
         return pods_by_job(self.pods(start_ms, end_ms))
 
-    def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:
-        return [one for one in self.reported if start_ms <= one.at_ms < end_ms]
+    def epochs(self, span: tuple[int, int]) -> list[EpochReport]:
+        return [one for one in self.reported if span[0] <= one.at_ms < span[1]]

@@ -163,14 +163,11 @@ class MemoryLedger(MemoryJournal):
     def holds(self, spans: Sequence[tuple[int, int]], **_: Any) -> None:
         """The fake has sums only."""
 
-    def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]:
+    def epochs(self, span: tuple[int, int] | None = None, **_: Any) -> list[EpochReport]:
         return []
 
     def epoch_counts(self, keys: Collection[JobKey]) -> Mapping[JobKey, int]:
         return {}
-
-    def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:
-        return []
 
     def report_epochs(self, reports: Sequence[EpochReport], now_ms: int) -> int:
         return 0

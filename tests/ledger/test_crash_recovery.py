@@ -192,7 +192,7 @@ def test_what_nobody_sends_again_survives_a_torn_commit(ledger, path, tmp_path, 
     shutil.copyfile(path, left)
     _log(left).write_bytes(synced + bytes(64) + _log(path).read_bytes()[len(synced) + 64 :])
     with opened(left).moment() as found:
-        assert found.epochs_between(START_MS - 1, START_MS + 1) == [told]
+        assert found.epochs((START_MS - 1, START_MS + 1)) == [told]
 
 
 def faults(content: bytes, chance: random.Random, count: int) -> Iterator[bytes]:

@@ -264,8 +264,10 @@ def test_epochs_that_jobs_reported_leave_the_volume_and_come_back(opened, tmp_pa
     first.archive(hand.now_ms)
     assert first.report_epochs([reports[2]], hand.now_ms) == 0
     with opened(tmp_path / "rebuilt.duckdb", archive=archive).moment() as moment:
-        assert moment.epochs({JOB}) == reports
-        assert moment.epochs_between(hand.start_ms + 1, hand.start_ms + 2) == [reports[1]]
+        assert moment.epochs(of={JOB}) == reports
+        assert moment.epochs((hand.start_ms + 1, hand.start_ms + 2)) == [reports[1]]
+        assert moment.epochs((hand.start_ms + 1, hand.start_ms + 2), of={JOB}) == [reports[1]]
+        assert moment.epochs(of={JOB._replace(job="Job/other")}) == moment.epochs(of=set()) == []
 
 
 def decision(number: int) -> Decision:
@@ -307,7 +309,7 @@ def test_a_part_holds_of_registers_only_what_is_new_since_the_part_before(make, 
     rebuilt.archive(NOW_MS)
     assert len(register(archive, 8, "decision")) == 1
     with rebuilt.moment() as moment:
-        assert [report.epoch for report in moment.epochs({JOB})] == [*range(1, 7)]
+        assert [report.epoch for report in moment.epochs(of={JOB})] == [*range(1, 7)]
 
 
 def test_what_came_while_a_part_was_lost_on_its_way_into_the_ledger_is_in_the_next(

@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import structs
 
+from accountant.core.claim_overlap import Span
 from accountant.core.periods import Timeline
 from accountant.inventory.node_facts_and_downtime import with_boots
 from accountant.ledger.journal import FIRST_DIGEST, Act, ActKind, BooksMoved, NewAct, numbered
@@ -148,7 +149,7 @@ def write_epochs(cursor: Cursor, reports: Iterable[EpochReport], now_ms: int, mo
         at = report.key, report.epoch
         if at not in earliest or report.at_ms < earliest[at].at_ms:
             earliest[at] = report
-    known = {(one.key, one.epoch): one.at_ms for one in read_epochs(cursor, {key for key, _ in earliest})}
+    known = {(one.key, one.epoch): one.at_ms for one in read_epochs(cursor, of={key for key, _ in earliest})}
     count = Counter(key for key, _ in known)
     rows: list[tuple[object, ...]] = []
     for (key, epoch), report in sorted(earliest.items()):
@@ -163,24 +164,27 @@ def write_epochs(cursor: Cursor, reports: Iterable[EpochReport], now_ms: int, mo
     return len(rows)
 
 
-def read_epochs(cursor: Cursor, keys: Collection[JobKey]) -> list[EpochReport]:
-    """Return the epochs of these jobs, by job and instant."""
-    if not keys:
+_OF_JOBS = "JOIN incoming i ON i.cluster = p.cluster AND i.namespace = p.namespace AND i.job = p.job"
+_IN_SPAN = "HAVING min(p.at_ms) >= $low AND min(p.at_ms) < $high"
+
+
+def read_epochs(cursor: Cursor, span: Span | None = None, *, of: Collection[JobKey] | None = None) -> list[EpochReport]:
+    """Return the epochs that ended in the span, by job and instant.
+
+    span: None: all time.
+    of: only epochs of these jobs; None: all."""
+    if of is not None and not of:
         return []
-    rows = cursor.rows("known_epochs", incoming=record_columns.column_table(_JOB, sorted(keys)))
-    return [EpochReport(JobKey(*row[:3]), *row[3:]) for row in rows]
+    sql = statement("epochs", only=_OF_JOBS * (of is not None), ended=_IN_SPAN * (span is not None))
+    parameters = None if span is None else {"low": span[0], "high": span[1]}
+    incoming = None if of is None else record_columns.column_table(_JOB, sorted(of))
+    return [EpochReport(JobKey(*row[:3]), *row[3:]) for row in cursor.run(sql, parameters, incoming)]
 
 
 def count_epochs(cursor: Cursor, keys: Collection[JobKey]) -> dict[JobKey, int]:
     """Return the number of epochs of each of these jobs, without jobs that reported none."""
     rows = cursor.rows("epoch_counts", incoming=record_columns.column_table(_JOB, list(keys)))
     return {JobKey(*row[:3]): row[3] for row in rows}
-
-
-def epochs_between(cursor: Cursor, start_ms: int, end_ms: int) -> list[EpochReport]:
-    """Return the epochs of all jobs that ended in the span, by job and instant."""
-    rows = cursor.rows("epochs_between", {"low": start_ms, "high": end_ms})
-    return [EpochReport(JobKey(*row[:3]), *row[3:]) for row in rows]
 
 
 _DECISION = pa.schema(
