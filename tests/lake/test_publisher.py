@@ -134,7 +134,7 @@ def test_a_day_has_the_accounts_and_the_cost_of_the_ledger(known):
     for name in tables.ACCOUNT_COLUMNS[:6]:
         expected = getattr(line.accounts_gpu_us, name.removesuffix("_us"))
         assert total[name] == sum(row[name] for row in hourly) == expected
-    answer = cost(known.ledger, BOOK, *span, ("gpu_model", "capacity_type"))
+    answer = cost(present(known.ledger), BOOK, *span, ("gpu_model", "capacity_type"))
     priced = sum((one.cost for one in answer.lines if one.cost is not None), Decimal(0))
     assert abs(total["cost"] - priced) < Decimal("1e-6")
     assert total["unpriced_us"] == answer.unpriced_gpu_us
@@ -212,7 +212,7 @@ def test_new_prices_write_the_days_and_the_statement_of_an_open_month_again(know
     assert (found.days, found.months) == ((date(2026, 10, 1), date(2026, 10, 2)), ("2026-10",))
     after = {row["day"]: row for row in rows(known, tables.DAYS)}
     day = date(2026, 10, 1)
-    priced = cost(known.ledger, dearer, after[day]["start_ms"], after[day]["end_ms"], ("gpu_model",))
+    priced = cost(present(known.ledger), dearer, after[day]["start_ms"], after[day]["end_ms"], ("gpu_model",))
     assert abs(after[day]["cost"] - sum(one.cost for one in priced.lines if one.cost)) < Decimal("1e-6")
     assert after[day]["cost"] > before[day]["cost"]
     assert after[day]["busy_us"] == before[day]["busy_us"]
