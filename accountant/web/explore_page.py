@@ -381,6 +381,7 @@ def _legend(chart: Series) -> list[tuple[str, str]]:
 def _chart(chart: Series, measure: Measure, currency: str | None) -> str:
     parts = _legend(chart) or [("s0", "all")]
     every = max(1, -(-len(chart.cells) // _TIME_TICKS))
+    hours = next(step for step in (1, 2, 3, 4, 6, 12, 24) if every <= step or step == 24)
     columns = []
     for place, cell in enumerate(chart.cells):
         name = _time_name(chart.unit, cell.name)
@@ -393,7 +394,9 @@ def _chart(chart: Series, measure: Measure, currency: str | None) -> str:
             told.append(f"Together: {_measured(measure, whole, currency)} {_unit(FIGURES[measure], currency)}")
         if cell.unknown:
             told.append(html_page.unknown_text(cell.unknown))
-        label = name if place % every == 0 else ""
+        # A label for every so many hours of the day, so that midnight has one.
+        labelled = int(cell.name[11:13]) % hours == 0 if chart.unit == "hour" else place % every == 0
+        label = name if labelled else ""
         stacks = [(parts[at][0], _height(measure, value)) for at, value in sorted(cell.parts.items())
                   if value is not None]  # fmt: skip
         columns.append(ChartColumn(label, label, "\n".join(told), stacks, cell.unknown))

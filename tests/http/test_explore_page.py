@@ -230,6 +230,13 @@ def test_sums_are_exact_beyond_64_bits_and_what_is_kept_is_counted(energies: lis
     assert chosen.nbytes >= 8 * len(energies)
 
 
+@pytest.mark.parametrize(("end", "step"), [("2026-10-01T17:00:00Z", 1), ("2026-10-03T09:00:00Z", 6)])
+def test_a_chart_by_hour_has_labels_at_even_parts_of_the_day(client: TestClient, end: str, step: int) -> None:
+    page = client.get(f"/explore?start=2026-10-01T05:00:00Z&end={end}&timezone=UTC&by=team").text
+    hours = [int(hour) for hour in re.findall(r">\d+ Oct (\d\d):00</text>", page)]
+    assert hours == [hour % 24 for hour in range(5, 5 + (12 if step == 1 else 52)) if hour % step == 0]
+
+
 def test_the_chart_says_that_the_search_is_not_of_it(client: TestClient) -> None:
     page = client.get(f"/explore?{SPAN}&by=pod&search=POD-1").text
     assert len(shown(page)) == 2
