@@ -6,6 +6,8 @@ by users. They are returned as values, in one line and cut to a length, and neve
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import quote, urlencode
@@ -338,10 +340,32 @@ def budgets(accountant: AccountantClient, limit: Limit = 50) -> dict[str, Any]:
     )  # fmt: skip
 
 
+def provider_invoice(
+    accountant: AccountantClient,
+    month: Annotated[str, Field(pattern=r"^\d{4}-\d{2}$", description="The month: 2026-10.")],
+    offset: Annotated[int, Field(ge=0, le=1_000_000, description="Lines to skip: `next_offset`.")] = 0,
+    limit: Limit = 20,
+) -> dict[str, Any]:
+    """Whether the newest stored invoice of the provider agrees with the bills of a month. Each line, and the `total`:
+    invoice = teams + idle + unused_commitments + unmatched; what is unmatched the bills do not explain. Needs a token
+    that may see all teams."""
+    span = _span(accountant, f"{month}-01", f"{Month.parse(month).next}-01")
+    text = accountant.get(f"/invoice/{quote(month)}/lines.csv").decode()
+    *lines, total = (
+        {name: value for name, value in line.items() if name != "month"} for line in csv.DictReader(io.StringIO(text))
+    )
+    shown, following = from_offset(lines, offset, limit)
+    return envelope(
+        accountant, f"GPU-hours; {total['currency']}", span.start_ms, span.end_ms, span.coverage, shown,
+        f"/invoice/{quote(month)}", total=total, lines=len(lines), next_offset=following, next_page=None,
+    )  # fmt: skip
+
+
 TOOLS: Final = tuple(
     AssistantTool(tool.__name__, tool)
     for tool in (
         usage, cost, jobs, attempts, holds, explain_statement, explain_weight, why_waiting, months, changes, budgets,
+        provider_invoice,
     )
 )  # fmt: skip
 

@@ -91,7 +91,8 @@ QUESTIONS = {
     "will pay": Question(
         "What will we pay this month?", (), ("nlp-month", "500.00", "228.00", "378.80"),
         ("accountant", "cost", "--by", "team"), ("nlp", "228.00"),
-        "budgets", NOTHING, {"name": "nlp-month", "limit": "500", "spent": "228"}, lead=True,
+        "budgets", NOTHING, {"name": "nlp-month", "limit": "500", "spent": "228", "forecast": pytest.approx(378.8)},
+        lead=True,
     ),
     "last month": Question(
         "How does this month compare with the last one?",

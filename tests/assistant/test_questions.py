@@ -77,12 +77,16 @@ def same_amount(value: Any, text: Any) -> bool:
 
 
 def told(url: str, token: str, question: Question) -> Any:
+    return called(url, token, question.tool, question.arguments)
+
+
+def called(url: str, token: str, tool: str, arguments: Mapping[str, Any]) -> Any:
     async def run() -> Any:
         async with (
             httpx2.AsyncClient(headers=bearer(token)) as http,
             Client(streamable_http_client(f"{url}/mcp", http_client=http)) as client,
         ):
-            return await client.call_tool(question.tool, dict(question.arguments))
+            return await client.call_tool(tool, dict(arguments))
 
     return asyncio.run(run())
 
@@ -114,3 +118,17 @@ def test_a_command_says_whether_the_invoice_of_the_provider_agrees(accountant: A
     )  # fmt: skip
     figures = ("gpu-node", "100.00", "90.00", "10.00")
     assert any(all(text in line for text in figures) for line in done.stdout.splitlines()), done.stdout
+
+
+def test_an_assistant_says_whether_the_invoice_of_the_provider_agrees(accountant: Accountant) -> None:
+    of_month = {"month": "2026-10"}
+    answer = called(accountant.url, "all", "provider_invoice", of_month)
+    assert not answer.is_error, answer.content
+    found = answer.structured_content
+    assert found["link"].endswith("/invoice/2026-10")
+    agreed = {"invoice": "100", "teams": "90", "idle": "0", "unused_commitments": "0", "unmatched": "10"}
+    (row,) = found["rows"]
+    assert fits({"items": "gpu-node", **agreed}, row)
+    assert fits(agreed, found["total"])
+    assert called(accountant.url, "lead", "provider_invoice", of_month).is_error
+    assert called(accountant.url, "all", "provider_invoice", {"month": "2026-11"}).is_error
