@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -51,6 +52,7 @@ _NODE = {
     "apiVersion": NODE.api_version, "kind": NODE.kind, "metadata": {"name": "node-0"},
     "status": {"allocatable": {GPU: "16"}, "conditions": [{"type": "Ready", "status": "True"}]},
 }  # fmt: skip
+_LABEL = "[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 _SERVER_SET = ("managedFields", "resourceVersion", "generation")
 _MOST_CYCLES = 8
 Change = Callable[[MemoryCluster], object]
@@ -186,13 +188,17 @@ class SchedulerSuite:
     def test_it_is_found_by_its_name(self) -> None:
         assert usable(SEAM, SchedulerPlugin).get(self.plugin.name) is self.plugin, "register the entry point, install"
 
-    def test_its_pods_name_their_queue_and_no_other_schedulers_pods_do(self) -> None:
+    def test_its_pods_name_their_queue_and_no_other_schedulers_pods_do(self, site: Site) -> None:
         labels = self.plugin.pods
         for key in labels.keys if labels is not None else ():
             names = labels.scheduler_names if labels is not None else None
             for name in names or ():
                 assert queue_ref("ns", name, {key: "q"}) == f"{self.plugin.name}:q"
             assert queue_ref("ns", "another-scheduler", {key: "q"}) == ("" if names else f"{self.plugin.name}:ns/q")
+            for ref in site.refs if names else ():
+                value = ref.partition(":")[2]
+                assert re.fullmatch(_LABEL, value), f"no pod can name {ref}: a label cannot have the value {value}"
+                assert {queue_ref("ns", name, {key: value}) for name in names or ()} == {ref}, "pods name another queue"
 
     def test_it_asks_for_no_kind_that_its_manifest_does_not_name(self, adapter: Adapter, site: Site) -> None:
         known = {*self.kinds, NODE, POD, CONFIG_MAP, PRIORITY_CLASS}

@@ -337,6 +337,18 @@ def test_the_suite_finds_what_is_wrong(lanes: Callable[..., None], law: str, cha
         judge()
 
 
+def test_the_suite_finds_references_that_no_pod_can_name(lanes: Callable[..., None]) -> None:
+    """Use would never count for such a queue."""
+    lanes()
+    case = LAWS()
+    case.plugin = schedulers()["lanes"]  # type: ignore[misc]
+    law = case.test_its_pods_name_their_queue_and_no_other_schedulers_pods_do
+    law(suite.Site(("lanes:blue", "lanes:red"), ()))
+    for ref in ("lanes:ns/blue", "rails:blue"):
+        with pytest.raises(AssertionError):
+            law(suite.Site((ref, "lanes:red"), ()))
+
+
 def test_the_form_of_the_policy_has_the_section_of_a_scheduler_of_another_package(lanes: Callable[..., None]) -> None:
     lanes()
     here = PolicyText.of("queues:\n- {name: a, refs: ['lanes:a']}\n", "policy.yaml")
