@@ -26,7 +26,7 @@ from accountant.billing.usage_pricing import charges, cost
 from accountant.core import periods
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import Month
-from accountant.ledger.usage import HELD, OF_TIME, Where
+from accountant.ledger.usage import HELD, OF_TIME, PRICED_BY, Where
 from accountant.prices.price_book import PriceBook
 from accountant.reports import figure_formatting, html_page, report_breakdowns, savings_hints
 from accountant.reports.html_page import ChartColumn
@@ -48,6 +48,8 @@ MOST: Final = 10
 _LEAST_SHARE: Final = 100
 """A job is one of the best if it held at least this part of the group's time."""
 _OF_JOBS: Final[tuple[Dimension, ...]] = ("cluster", "namespace", "job")
+_OF_GPUS: Final[frozenset[Dimension]] = frozenset({"cluster", "node", "gpu", *PRICED_BY})
+"""The dimensions whose values have GPUs of their own, so that it is known of each how much of its time is metered."""
 
 
 class GroupParams(Params):
@@ -60,7 +62,8 @@ class GroupParams(Params):
 
 @dataclass(frozen=True, slots=True)
 class GroupDay:
-    """A local day. unknown: the unmetered part of the cluster's time, 1 if nothing is known of it.
+    """A local day. unknown: the unmetered part of the value's GPUs' time, or, if it has none of its own, of all GPUs'
+    time; 1 if nothing is known of it.
 
     cost: None if some of the time has no price. before: the same day of the month before; None if nothing is known of
     it, or it has no such day. entitled: the queues' deserved GPU-hours."""
@@ -178,10 +181,11 @@ def figures(
     values = _queues(policies, value) if by == "queue" else (value,)
     where: dict[Dimension, Collection[str]] = {} if teams is None else {"team": sorted(teams)}
     where[by] = values
+    metered: Where | None = {by: values} if by in _OF_GPUS else None
     question = Question(_OF_JOBS, where, timezone, "cost", "day")
     table = explore_table.table_of(moment, book, *span, question)
     whole = moment.usage(span, ("team",), None, timezone).lines() if teams is None else None
-    totals = [_total(moment, book, one, question) for one in (span, before)]
+    totals = [_total(moment, book, one, question, metered) for one in (span, before)]
     held = [charge for charge in charges(moment, book, *span, BY_JOB, where, timezone) if charge.account in ALLOCATED]
     peaks = savings_hints.peaks_of(moment.usage(span, (*savings_hints.BY_NAME, "hour"), where, timezone))
     waits = None
@@ -202,7 +206,9 @@ def figures(
         whole_us=None
         if whole is None
         else sum(line.accounts_gpu_us.allocated for line in whole if line.key["team"] != IDLE),
-        days=_days(moment, book, month, end_ms, where, policies if by == "queue" else (), values, teams, timezone),
+        days=_days(
+            moment, book, month, end_ms, where, metered, policies if by == "queue" else (), values, teams, timezone
+        ),
         **_jobs(table),
         hints=savings_hints.savings_hints(report_breakdowns.jobs(held), peaks)[:MOST],
         waits=waits,
@@ -210,9 +216,11 @@ def figures(
     )
 
 
-def _total(moment: LedgerSnapshot, book: PriceBook | None, span: Span, question: Question) -> Row | None:
-    """The sum of a span; None if nothing of the span is known."""
-    if not any(line.accounts_gpu_us.is_known for line in moment.usage(span, (), None, question.timezone).lines()):
+def _total(
+    moment: LedgerSnapshot, book: PriceBook | None, span: Span, question: Question, metered: Where | None
+) -> Row | None:
+    """The sum of a span; None if nothing of the span is known. metered: the GPUs on whose records it rests."""
+    if not any(line.accounts_gpu_us.is_known for line in moment.usage(span, (), metered, question.timezone).lines()):
         return None
     usage = explore_table.table_of(moment, book, *span, Question((), question.where, question.timezone, "cost", "day"))
     return usage.row(0) if len(usage) else usage.total(_none(), metered=True)
@@ -263,6 +271,7 @@ def _days(
     month: Month,
     end_ms: int,
     where: Where,
+    metered: Where | None,
     policies: Sequence[PolicyVersion],
     queues: Collection[str],
     teams: Collection[str] | None,
@@ -283,7 +292,7 @@ def _days(
         })  # fmt: skip
         known.append({
             line.key["day"][-2:]: line.accounts_gpu_us.unmetered / line.accounts_gpu_us.total
-            for line in moment.usage((begin, end), ("day",), None, timezone).lines()
+            for line in moment.usage((begin, end), ("day",), metered, timezone).lines()
             if line.accounts_gpu_us.is_known
         })  # fmt: skip
     found = []

@@ -10,6 +10,7 @@ import pytest
 
 from accountant.composition import Service
 from gputally.base.clock import VirtualClock
+from gputally.base.number_format import NOTHING
 from tests.fakes.memory_ledger import NOW_MS
 from tests.http.conftest import INVENTORY, client_of, settings_in
 from tests.http.page_parser import Reader, read
@@ -63,3 +64,25 @@ def test_the_gpus_of_a_silent_node_are_unknown(service: Service) -> None:
     assert "nlp" not in row
     links = [value for tag, name, value in found.attributes if (tag, name) == ("a", "href")]
     assert {"/node/prod/n3", "/nodes?sort=silent"} <= set(links)
+
+
+def test_the_page_of_a_silent_node_knows_nothing_of_the_month(service: Service) -> None:
+    """It held something in October, and in November nobody knows."""
+    now, then = (
+        read(client_of(service).get("/group", params={"by": "node", "value": "n3", "month": month}).text).texts
+        for month in ("2026-11", "2026-10")
+    )
+    assert figure(now, "Held") == figure(now, "Busy") == figure(now, "Idle") == NOTHING
+    assert figure(then, "Held") == "2.0"
+
+
+def figure(texts: list[str], card: str) -> str:
+    """The figure of a card of the headline."""
+    found = [text.strip() for text in texts if text.strip()]
+    return found[found.index(card) + 1]
+
+
+def test_the_page_of_a_node_that_reports_is_whole(service: Service) -> None:
+    page = client_of(service).get("/group", params={"by": "node", "value": "n1", "month": "2026-11"}).text
+    assert figure(read(page).texts, "Held") == "4.0"
+    assert "not metered" not in page
