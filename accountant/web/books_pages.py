@@ -10,7 +10,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Annotated, Any, Final, get_args
 from urllib.parse import urlencode
@@ -33,6 +33,7 @@ from accountant.ledger.journal import Act, ActKind
 from accountant.web import month_and_decision_pages, page_queries, page_rows
 from accountant.web.page_rows import Page, paged
 from accountant.web.statement_detail_pages import WHAT
+from gputally.base import called_off
 from gputally.base.money import exact_sum, plain
 from gputally.base.untrusted_text import for_cell
 from gputally.server.config_loading import fault_text
@@ -42,6 +43,8 @@ from gputally.server.tokens_and_grants import Principal
 router = APIRouter(include_in_schema=False)
 MONTHS_A_PAGE: Final = 13
 ACTS_A_PAGE: Final = 100
+_BLOCK: Final = 200
+"""Acts that are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,17 +333,25 @@ def audit_file(request: Request, params: Annotated[AuditPageParams, Query()], de
 
 
 def _acts(deps: Deps, params: AuditPageParams) -> list[Act]:
+    """The acts that match, newest first, without their contents, which may be large."""
     now, zone = deps.clock.wall_ms(), deps.settings.zone
     start = edge("start", params.start, zone, now) if params.start else None
     end = edge("end", params.end, zone, now) if params.end else None
     wanted = params.search.casefold()
+    kinds = [params.kind] if params.kind else []
+    found: list[Act] = []
+    after: int | None = 0
     with deps.ledger.moment() as moment:
-        acts = moment.acts(*([params.kind] if params.kind else []), subject=params.subject or None)
-    return [
-        act
-        for act in reversed(acts)
-        if params.who in ("", act.who)
-        and (start is None or act.at_ms >= start)
-        and (end is None or act.at_ms < end)
-        and any(wanted in text.casefold() for text in (act.subject, act.reason, act.who))
-    ]
+        while after is not None:
+            called_off.check()
+            block = moment.acts(*kinds, subject=params.subject or None, after=after, limit=_BLOCK)
+            found += [
+                replace(act, content="")
+                for act in block
+                if params.who in ("", act.who)
+                and (start is None or act.at_ms >= start)
+                and (end is None or act.at_ms < end)
+                and any(wanted in text.casefold() for text in (act.subject, act.reason, act.who))
+            ]
+            after = block[-1].number if len(block) == _BLOCK else None
+    return found[::-1]

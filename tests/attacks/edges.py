@@ -94,7 +94,7 @@ PROMQL_NUMBERS = (
     "1" * 400, "",
 )  # fmt: skip
 KIND_OF_PARAMETER: dict[str, str] = {
-    **dict.fromkeys(("start", "end", "at"), "instant"),
+    **dict.fromkeys(("start", "end", "at", "since"), "instant"),
     **dict.fromkeys(("month", "booked_in"), "month"),
     **dict.fromkeys(("size", "half_life", "calc_period"), "duration"),
     **dict.fromkeys(("limit", "after", "days", "number", "at_ms"), "count"),
@@ -106,10 +106,11 @@ KIND_OF_PARAMETER: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("cluster", "node", "gpu", "team", "namespace", "user", "shard", "subject", "reason", "model", "gpu_model",
-         "capacity_type", "price_row", "search", "value"),
+         "capacity_type", "price_row", "search", "value", "who"),
         "text",
     ),
     "min_coverage": "fraction", "timezone": "zone", "cron": "cron", "gpu_weight": "weight", "page": "page",
+    "reverse": "flag",
 }  # fmt: skip
 
 
