@@ -420,7 +420,7 @@ class DuckLedger(Offsite):
             version = PolicyVersion(version=policy.version(), effective_ms=effective, policy=policy)
             with self._transaction() as cursor:
                 inventory_and_journal_tables.write_policy(cursor, version)
-                detail = f"in force from {effective}" + (f", instead of {known[-1].version}" if known else "")
+                detail = f"in force from {utc(effective)}" + (f", instead of {known[-1].version}" if known else "")
                 acts = self._state.acts
                 if who:
                     act = NewAct(at_ms=now_ms, kind="policy", subject=version.version, who=who, reason=detail)

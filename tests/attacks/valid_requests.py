@@ -22,7 +22,7 @@ PRICES = price_book_text(H100=2.5)
 NORMAL = {
     "month": "2026-10", "id": "prod~vision~Job~train", "name": "ledger-20261101T000000Z", "proposal": "0" * 16,
     "cluster": "prod", "node": "node-1", "team": "vision", "number": "1", "at_ms": str(BEGIN), "source": "slurm",
-    "reason": "because",
+    "reason": "because", "by": "team", "value": "vision",
 }  # fmt: skip
 """Valid values of parameters that a route requires."""
 _EPOCH = "01930000-0000-7000-8000-000000000000"

@@ -48,3 +48,11 @@ ALLOWED = {"\u200c", "\u200d", "\n", "\t", "\xa0", "\u2009", "\u202f"}
 def steering(text: str) -> set[str]:
     """Return the characters that are controls, formats, separators or unassigned."""
     return {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Co", "Cn", "Zl", "Zp")} - ALLOWED
+
+
+def rows_after(found: Reader, caption: str, row: str) -> list[str]:
+    """The texts that follow a row's name in the table with this caption."""
+    texts = [text.strip() for text in found.texts if text.strip()]
+    start = next(i for i, text in enumerate(texts) if text.startswith(caption))
+    at = next(i for i in range(start, len(texts)) if texts[i] == row)
+    return texts[at + 1 : at + 8]

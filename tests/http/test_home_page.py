@@ -12,23 +12,12 @@ import pytest
 from accountant.composition import Service
 from accountant.ledger.protocols import Down, Facts, NodeFacts
 from gputally.base.clock import VirtualClock
-from tests.fakes.memory_ledger import MINUTE_MS, NOW_MS
+from tests.fakes.memory_ledger import NOW_MS
 from tests.http.conftest import INVENTORY, client_of, settings_in
-from tests.http.page_parser import read
+from tests.http.page_parser import read, rows_after
+from tests.http.quarter_hours import HOUR_MS, NOW, held
 from tests.price_books import price_book_text
-from tests.usage_records import QUARTER_MS, batch, deliver, interval, pod_holder
-
-HOUR_MS = 60 * MINUTE_MS
-NOW = NOW_MS - NOW_MS % QUARTER_MS
-
-
-def held(hours_ago: int, hours: int, gpu: str, space: str = "", share: int = 1) -> list[Any]:
-    """Quarter-hours of a GPU from some hours ago on. share: the part 1/share that the namespace's pod holds."""
-    start = NOW - hours_ago * HOUR_MS
-    holder = pod_holder(f"{space}-0", space, space) if space else None
-    part = {"capacity_us": QUARTER_MS * 1000 // share, "allocated_us": QUARTER_MS * 1000 // share}
-    more = {} if share == 1 else {**part, "sharing": "time-slicing", "sharing_replicas": share}
-    return [interval(start + at * QUARTER_MS, gpu, holder, **more) for at in range(hours * 4)]
+from tests.usage_records import batch, deliver
 
 
 @pytest.fixture
@@ -54,14 +43,6 @@ def home(service: Service) -> Any:
     answer = client_of(service).get("/", headers={"Accept": "text/html"})
     assert answer.status_code == 200, answer.text
     return read(answer.text)
-
-
-def rows_after(found: Any, caption: str, row: str) -> list[str]:
-    """The texts that follow a row's name in the table with this caption."""
-    texts = [text.strip() for text in found.texts if text.strip()]
-    start = next(i for i, text in enumerate(texts) if text.startswith(caption))
-    at = next(i for i in range(start, len(texts)) if texts[i] == row)
-    return texts[at + 1 : at + 8]
 
 
 def test_the_last_day_by_account_is_that_of_the_api(service: Service) -> None:

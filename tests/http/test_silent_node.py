@@ -13,8 +13,8 @@ from gputally.base.clock import VirtualClock
 from gputally.base.number_format import NOTHING
 from tests.fakes.memory_ledger import NOW_MS
 from tests.http.conftest import INVENTORY, client_of, settings_in
-from tests.http.page_parser import Reader, read
-from tests.http.test_home_page import held, rows_after
+from tests.http.page_parser import Reader, read, rows_after
+from tests.http.quarter_hours import held
 from tests.price_books import price_book_text
 from tests.usage_records import batch, deliver
 

@@ -103,7 +103,7 @@ OWN = {
         "tables",
     },
     "accountant/storage/write/interval_writer.py": {"table"},
-    "accountant/storage/write/inventory_and_journal_tables.py": {"kind"},
+    "accountant/storage/write/inventory_and_journal_tables.py": {"ended", "kind", "only"},
     "accountant/storage/write/name_ids.py": {"c", "columns", "match", "self._table", "table"},
     "accountant/storage/write/record_columns.py": {"', '.join(['unnest(?)'] * len(lists))", "table"},
     "accountant/storage/write/rollups.py": {"source"},

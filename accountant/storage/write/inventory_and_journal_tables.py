@@ -175,7 +175,9 @@ def read_epochs(cursor: Cursor, span: Span | None = None, *, of: Collection[JobK
     of: only epochs of these jobs; None: all."""
     if of is not None and not of:
         return []
-    sql = statement("epochs", only=_OF_JOBS * (of is not None), ended=_IN_SPAN * (span is not None))
+    only = "" if of is None else _OF_JOBS
+    ended = "" if span is None else _IN_SPAN
+    sql = statement("epochs", only=only, ended=ended)
     parameters = None if span is None else {"low": span[0], "high": span[1]}
     incoming = None if of is None else record_columns.column_table(_JOB, sorted(of))
     return [EpochReport(JobKey(*row[:3]), *row[3:]) for row in cursor.run(sql, parameters, incoming)]
