@@ -12,8 +12,10 @@ The result depends only on the set of claims, not on the order of arrival."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 
 Span = tuple[int, int]
 """[start_ms, end_ms)."""
@@ -47,8 +49,12 @@ def resolve_overlaps(claims: Iterable[Claim]) -> Mapping[ClaimRank, tuple[Span, 
     kept: dict[ClaimRank, tuple[Span, ...]] = {}
     taken: list[Span] = []
     for claim in sorted(claims, key=lambda c: c.rank):
-        kept[claim.rank] = tuple(subtract((claim.start_ms, claim.end_ms), taken))
-        taken = union([*taken, (claim.start_ms, claim.end_ms)])
+        span = (claim.start_ms, claim.end_ms)
+        first = bisect_left(taken, claim.start_ms, key=itemgetter(1))
+        behind = bisect_right(taken, claim.end_ms, lo=first, key=itemgetter(0))
+        met = taken[first:behind]
+        kept[claim.rank] = tuple(subtract(span, met))
+        taken[first:behind] = union([*met, span])
     return kept
 
 

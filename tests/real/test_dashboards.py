@@ -54,7 +54,7 @@ class Filled:
     def end_s(self) -> float:
         return self.demo.scenario.end_ms / 1000
 
-    def present(self, panel: str, query: int = 0, **chosen: str) -> list[dict[str, Any]]:
+    def now(self, panel: str, query: int = 0, **chosen: str) -> list[dict[str, Any]]:
         """Return the series of a panel's query at the end, with these variables and otherwise the demo's cluster."""
         expr = PANELS[panel]["targets"][query]["expr"]
         return self.server.instant(sent(expr, DAYS, cluster="demo", **chosen), self.end_s)
