@@ -34,7 +34,7 @@ COMMANDS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("server_commands", ("clock", "backup", "restore", "backups")),
     ("bookkeeping_commands", ("deliveries",)),
     ("server_commands", ("serve",)),
-    ("usage_commands", ("usage", "cost", "check")),
+    ("usage_commands", ("usage", "cost", "budgets", "check")),
     ("server_commands", ("token",)),
     ("token_secrets_command", ("install",)),
     ("assistant_command", ("mcp",)),

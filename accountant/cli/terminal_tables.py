@@ -28,9 +28,9 @@ from accountant.bookkeeping.price_book_versions import PriceChange, PriceDiff
 from accountant.core.periods import utc
 from accountant.ledger.journal import Act
 from accountant.ledger.usage import ACCOUNTS, OF_TIME
-from accountant.reports.figure_formatting import money
+from accountant.reports.figure_formatting import budget_of, budgeted, money
 from accountant.wire.policy_models import IDLE, UNASSIGNED, UsageWindow
-from accountant.wire.usage_cost_and_job_models import Accounts, CostAnswer, UsageAnswer
+from accountant.wire.usage_cost_and_job_models import Accounts, BudgetState, CostAnswer, UsageAnswer
 from gputally.base.money import exact_sum, minor_places
 from gputally.base.number_format import NOTHING, hours, percent
 from gputally.base.terminal import figures, table
@@ -341,6 +341,30 @@ def adjustments(booked: Sequence[BookedAdjustment]) -> Table:
             for line in booked
         ),
     )  # fmt: skip
+
+
+def budgets(states: Sequence[BudgetState]) -> Table:
+    """A table of budgets, with the forecast of the whole month and the bounds of its middle 80 %."""
+    return table(
+        f"Budgets of {states[0].month}" if states else "Budgets",
+        ["budget", "of", "unit", *figures("limit", "spent", "used", "forecast", "80 % between")],
+        (
+            (
+                f"{one.name} ({one.gpu_model})" if one.gpu_model else one.name,
+                budget_of(one),
+                one.unit,
+                budgeted(one.limit, one.unit),
+                "unknown" if one.spent is None else budgeted(one.spent, one.unit),
+                percent(one.ratio),
+                budgeted(one.forecast, one.unit),
+                NOTHING
+                if one.forecast_low is None
+                else f"{budgeted(one.forecast_low, one.unit)} – {budgeted(one.forecast_high, one.unit)}",
+            )
+            for one in states
+        ),
+        may_drop=("80 % between", "unit"),
+    )
 
 
 def credit(found: Credit) -> Table:

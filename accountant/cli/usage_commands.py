@@ -1,4 +1,4 @@
-"""Runs `usage`, `cost`, `check` and `jobs`.
+"""Runs `usage`, `cost`, `budgets`, `check` and `jobs`.
 
 A job can be named as the table
 shows it or by a suffix of that name; the full id is needed only if the suffix is ambiguous."""
@@ -11,6 +11,7 @@ import typer
 from typer import Argument, Option
 
 from accountant.cli.connection_options import (
+    Books,
     End,
     Grouping,
     Ledger,
@@ -53,6 +54,16 @@ def cost(output: Printed = "table", *, wanted: Grouping, at: Priced) -> None:
     with at.connection() as remote:
         found = remote.whole(CostAnswer, "/v1/cost", _query(wanted, at.timezone))
     print_answer(output, found, lambda cost: terminal_tables.cost_table(cost, at.zone), found.lines)
+
+
+@app.command()
+@with_option_groups
+def budgets(output: Printed = "table", *, at: Books) -> None:
+    """Show the budgets of this month: limit, what is spent, and what the whole month is expected to come to."""
+    from accountant.cli import terminal_tables
+    from accountant.wire.usage_cost_and_job_models import BudgetState
+
+    print_answer(output, at.ask(tuple[BudgetState, ...], "/v1/budgets"), terminal_tables.budgets)
 
 
 @app.command()

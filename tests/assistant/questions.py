@@ -90,7 +90,7 @@ QUESTIONS = {
     ),
     "will pay": Question(
         "What will we pay this month?", (), ("nlp-month", "500.00", "228.00", "378.80"),
-        ("accountant", "cost", "--by", "team"), ("nlp", "228.00"),
+        ("accountant", "budgets"), ("nlp-month", "500.00", "228.00", "378.80"),
         "budgets", NOTHING, {"name": "nlp-month", "limit": "500", "spent": "228", "forecast": pytest.approx(378.8)},
         lead=True,
     ),

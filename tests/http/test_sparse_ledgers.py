@@ -207,7 +207,7 @@ COMMANDS = [
     (accountant, ("usage",)), (accountant, ("cost",)), (accountant, ("jobs",)), (accountant, ("check",)),
     (accountant, ("months",)), (accountant, ("gpus",)), (accountant, ("prices",)), (accountant, ("proposals",)),
     (accountant, ("corrections",)), (accountant, ("adjustments",)), (accountant, ("deliveries",)),
-    (accountant, ("backups",)), (accountant, ("report", "MONTH", "--format", "csv")),
+    (accountant, ("backups",)), (accountant, ("budgets",)), (accountant, ("report", "MONTH", "--format", "csv")),
     (advise, ("autoscaler",)), (advise, ("spot",)), (advise, ("sharing",)),
     (doctor, ("--only", "accountant,idle,oversized,unowned")),
 ]  # fmt: skip

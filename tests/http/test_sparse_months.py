@@ -351,7 +351,8 @@ def test_every_format_states_the_same_amount_due(running: Running, form: str, te
 
 LISTED: Final[Mapping[str, tuple[str, ...] | None]] = {
     **dict.fromkeys(
-        ("months", "proposals", "corrections", "adjustments", "prices", "gpus", "backups", "deliveries", "check"), ()
+        ("months", "proposals", "corrections", "adjustments", "prices", "gpus", "backups", "deliveries", "check",
+         "budgets"), ()
     ),
     **dict.fromkeys(("usage", "cost", "jobs"), ("--start", MONTH, "--end", "2027-01-01")),
     "report": (MONTH, "--format", "csv"), "credit": ("node-1", "--start", MONTH, "--end", "2026-12-02"),
