@@ -1,14 +1,15 @@
 """Calls what another package brings so that it can stop nothing: a reader of GPUs, a source of holders.
 
 It opens and works on a thread of its own, with a time limit. While a call has not ended, no further one begins. What
-fails is named, in the log once, and tried again."""
+fails is named and tried again. The log has one line for each way in which it fails until it answers again, because the
+text of a failure is of others and can be another one each time."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 from agent.core.settings import SettingsError
 from gputally.base.errors import AgentError
@@ -29,6 +30,8 @@ class Closable(Protocol):
 
 T = TypeVar("T", bound=Closable)
 R = TypeVar("R")
+_Failing = Literal["tells", "raises", "hangs"]
+"""How an object fails: it answers and names a failure, it raises an exception, or its call does not end in time."""
 
 
 class NotOpened(AgentError):
@@ -62,6 +65,8 @@ class GuardedCalls(Generic[T]):
         self._running: threading.Event | None = None
         """Set when the last call has ended; None if it ended in its time."""
         self._next_try_ms: int | None = None
+        self._logged: set[_Failing] = set()
+        """How it has failed since it last answered."""
 
     def open(self) -> None:
         """Open it. Raises SettingsError alone; another failure is told by `failure`."""
@@ -95,10 +100,15 @@ class GuardedCalls(Generic[T]):
             self._fail(error)
 
     def tell(self, failure: str) -> None:
-        """Log a failure that is new, and that there is none any more."""
-        if failure and failure != self.failure:
+        """Keep the failure that an answer names; "" if it names none."""
+        self._keep(failure, "tells")
+
+    def _keep(self, failure: str, failing: _Failing) -> None:
+        if failure and failing not in self._logged:
+            self._logged.add(failing)
             self._log.warning("a plug-in fails", extra={"plugin": self._name, "reason": failure})
-        elif self.failure and not failure:
+        elif self._logged and not failure:
+            self._logged.clear()
             self._log.info("a plug-in answers again", extra={"plugin": self._name})
         self.failure = failure
 
@@ -117,4 +127,5 @@ class GuardedCalls(Generic[T]):
         if isinstance(error, TakesTooLong):
             self._running = error.done
         words = (AgentError, NoPlugin, TakesTooLong)
-        self.tell(escaped(str(error) if isinstance(error, words) else f"{type(error).__name__}: {error}")[:MOST_TEXT])
+        text = str(error) if isinstance(error, words) else f"{type(error).__name__}: {error}"
+        self._keep(escaped(text)[:MOST_TEXT], "hangs" if isinstance(error, TakesTooLong) else "raises")

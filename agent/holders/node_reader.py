@@ -342,8 +342,9 @@ class NodeSource:
     ) -> dict[str, str]:
         """Return the reason for each GPU whose holders or their parts are unknown, by the GPU's uuid.
 
-        There are three reasons: the source of allocations reports it; only processes show the holders, and the
-        processes could not be listed; or a declared part depends on a memory size that could not be read."""
+        There are four reasons: the source of allocations reports it; only processes show the holders, and the processes
+        could not be listed; a declared part depends on a memory size that could not be read; or one holder has the
+        device alone and another has a part of it."""
         reserved: set[str] = set()
         fractional: set[str] = set()
         if self._pods is not None:
@@ -361,7 +362,7 @@ class NodeSource:
             for d in devices
             if d.gpu.memory_mib is None and d.gpu.uuid in fractional
         }
-        return {**unsized, **unlisted, **pods.unknown}
+        return {**_contradictions(allocations), **unsized, **unlisted, **pods.unknown}
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ms() if self._clock is not None else 0
@@ -413,6 +414,26 @@ class NodeSource:
             owned.setdefault(gpu_uuid, []).append(OwnedProcess(process, holder))
         self._owners = owners
         return owned
+
+
+def _contradictions(allocations: Sequence[Allocation]) -> dict[str, str]:
+    """Return the reason for each GPU of whose device one holder has the whole and another a part, by the GPU's uuid.
+    Nobody knows which of them is wrong, so that nothing of the device may count as free."""
+    whole: dict[tuple[str, str], Holder] = {}
+    parts: dict[tuple[str, str], Holder] = {}
+    for one in allocations:
+        if one.sharing is None:
+            whole.setdefault((one.gpu_uuid, one.mig_uuid), one.holder)
+        elif one.fraction_ppm is not None or one.sharing_replicas:
+            parts.setdefault((one.gpu_uuid, one.mig_uuid), one.holder)
+    return {
+        device[0]: f"{_title(whole[device])} holds it without `sharing`, and {_title(parts[device])} a part of it"
+        for device in sorted(whole.keys() & parts.keys())
+    }
+
+
+def _title(holder: Holder) -> str:
+    return f"{holder.namespace}/{holder.name}" if holder.name else holder.uid
 
 
 def _by_process(running: Sequence[RunningHolder]) -> tuple[Allocation, ...]:

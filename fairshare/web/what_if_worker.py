@@ -12,6 +12,7 @@ import os
 import resource
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -193,7 +194,15 @@ class Worker:
             name="gputally-preview",
             daemon=True,
         )
-        process.start()
+
+        def start() -> None:
+            with suppress(OSError):
+                os.nice(_NICE)  # of this thread alone: a process begins as nice as the thread that starts it
+            process.start()
+
+        # What the process imports takes seconds, so that it is after the controller in line from the first import.
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(start).result()
         sender.close()  # otherwise the receiver would not notice the end of the process
         try:
             return self._receive(receiver, progress, stop)
@@ -240,8 +249,6 @@ def _run(
     pipe: Connection,
 ) -> None:
     """Make a preview in the separate process, and send its progress and its result through the pipe."""
-    with suppress(OSError):
-        os.nice(_NICE)
     resource.setrlimit(resource.RLIMIT_DATA, (most_mib * MIB, most_mib * MIB))
     now, then = (Policy.model_validate_json(each) for each in policies)
     last_sent = 0.0

@@ -74,6 +74,26 @@ def test_one_that_hangs_is_asked_again_when_its_call_has_ended() -> None:
         threading.Event().wait(0.01)
 
 
+@pytest.mark.parametrize("raises", [False, True])
+def test_one_that_names_another_failure_each_time_is_logged_once_until_it_answers(
+    raises: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    times = iter(range(9))
+
+    def says() -> Holdings:
+        at = next(times)
+        if at in (4, 8):
+            return Holdings((), ())
+        if raises:
+            raise OSError(f"no answer at {at}")
+        return Holdings((), (), f"no answer at {at}")
+
+    asked = guard(says)
+    faults = [asked.read(T0, GPUS).fault for _ in range(9)]
+    assert len(set(faults)) == 8  # whoever asks has the present one
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+
+
 def test_one_that_cannot_be_opened_is_tried_again() -> None:
     tries = list[int]()
 

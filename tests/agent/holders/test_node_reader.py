@@ -22,7 +22,7 @@ from agent.main_loop import Agent
 from agent.simulation.simulated_node import H100, make_gpu
 from agent.upload.spool import Outbox
 from agent.upload.uploader import Uploader
-from agent.wire import Holder, UsageInterval
+from agent.wire import Holder, SharingMode, UsageInterval
 from gputally.base.clock import VirtualClock
 from tests.agent.readers import nvml_alone
 from tests.agent.sample_values import CID, MIB, T0, UID
@@ -78,6 +78,48 @@ class Fraction:
 
     def close(self) -> None:
         """Holds nothing."""
+
+
+class Given:
+    """A source that returns given allocations."""
+
+    def __init__(self, *given: Allocation) -> None:
+        self.given = given
+
+    def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Holdings:
+        return Holdings((), self.given)
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "unknown"),
+    [
+        ((None, 0, None), ("fraction", 0, 250_000), True),
+        (("time-slicing", 4, None), (None, 0, None), True),
+        (("fraction", 0, 250_000), ("fraction", 0, 250_000), False),
+        ((None, 0, None), (None, 0, None), False),  # equal halves: nothing of the GPU counts as free
+    ],
+)
+def test_a_gpu_that_one_holder_has_alone_and_another_in_part_is_unknown(
+    new_source: NewSource,
+    first: tuple[SharingMode | None, int, int | None],
+    second: tuple[SharingMode | None, int, int | None],
+    unknown: bool,
+) -> None:
+    source = new_source(
+        None,
+        Given(
+            *(
+                Allocation("GPU-a", Holder("pod", f"u{i}", "n", f"p{i}", "main"), "", sharing, of, 1, ppm)
+                for i, (sharing, of, ppm) in enumerate((first, second))
+            )
+        ),
+    )
+    found = dict(source.look(0, *GPU).unknown_holders)
+    assert list(found) == ["GPU-a"] * unknown
+    assert all("n/p0" in why and "n/p1" in why for why in found.values())
 
 
 @pytest.mark.parametrize(("ppm", "unknown"), [(250_000, []), (None, ["GPU-a"])])

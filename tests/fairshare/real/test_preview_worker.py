@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from functools import partial
 
@@ -14,6 +15,7 @@ from fairshare.web.what_if_worker import Cancelled, PreviewFailed, PreviewOrder,
 from gputally.base.errors import FairshareError
 from tests.fairshare.conftest import NOW_MS
 from tests.fairshare.web.controller_pages import sample
+from tests.reports import niceness_at_import
 
 pytestmark = pytest.mark.real
 
@@ -27,6 +29,8 @@ def report(order: PreviewOrder, client: AccountantApi, told: ProgressCallback) -
         bytearray(4 << 30)
     while order.days == 4:
         threading.Event().wait(0.05)
+    if order.days == 5:
+        return Comparison(niceness_at_import.read(), 0, 0, order.at_ms, (), {}, ())
     return Comparison(order.days, len(order.then.queues), 0, order.at_ms, (), {}, (order.now.version(),))
 
 
@@ -43,6 +47,12 @@ def test_a_process_of_its_own_says_how_it_goes_and_what_came_out() -> None:
     found = WORKER(order(1), lambda *told: said.append(told), threading.Event())
     assert (found.gpus, found.jobs, found.assumptions) == (1, 6, (order(1).now.version(),))
     assert said == [(0.0, "begun")]
+
+
+def test_a_process_is_after_the_controller_in_line_before_it_imports_anything() -> None:
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert WORKER(order(5), lambda *_: None, threading.Event()).gpus > own
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own
 
 
 @pytest.mark.parametrize(("days", "why"), [(2, "no history"), (3, "more than 512 MiB")])
