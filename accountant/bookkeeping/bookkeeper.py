@@ -292,16 +292,24 @@ class Credits(_Books):
         """Books an approved credit or charge in the first open month, or in its own month if none was ever closed.
 
         Raises CannotClose, also for one that is booked already: a caller whose answer was lost sends it again."""
+        books = self._books()
+        adjustment = self._adjustment(books, new, who)
+        self._ledger.record([adjustment_act(adjustment)], books.seen)
+        return adjustment
+
+    def adjustment(self, new: NewAdjustment, who: str) -> Adjustment:
+        """The credit or charge that `adjust` would book. Raises CannotClose as it does."""
+        return self._adjustment(self._books(), new, who)
+
+    def _adjustment(self, books: ClosedMonths, new: NewAdjustment, who: str) -> Adjustment:
         book = self._prices.current
         if book is None:
             raise CannotClose(
                 "there is no price book, so the currency of the adjustment is unknown: set `prices: FILE`"
             )
-        books = self._books()
         now, booked_in = self._clock.wall_ms(), self._booked_in(books, new.month)
         adjustment = booked(new, number=books.seen + 1, booked_in=booked_in, currency=book.currency, who=who, at_ms=now)
         refuse_equal(adjustment, books.adjustments)
-        self._ledger.record([adjustment_act(adjustment)], books.seen)
         return adjustment
 
     def preview(self, span: NodeSpan) -> list[CreditLine]:

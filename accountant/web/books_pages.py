@@ -23,7 +23,7 @@ from accountant.api.access_control import Admin, Reader, admit, check_form, chec
 from accountant.api.bookkeeping_routes import list_periods
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.query_parameters import Params, edge, invalid
-from accountant.billing.statements import Statement, invoice_number
+from accountant.billing.statements import Adjustment, Statement, invoice_number
 from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.bookkeeping.month_closing import Objecting, Status
 from accountant.core import periods
@@ -170,9 +170,25 @@ def _named(name: str) -> dict[str, str]:
 
 
 class StepsParams(Params):
-    """since: the earlier state to which an open month is compared; None: not compared."""
+    """since: the earlier state to which an open month is compared; None: not compared.
+
+    team, amount, approved_by, reason: of a credit or charge that is shown and not booked; without a team: none is."""
 
     since: Annotated[str | None, BeforeValidator(_empty_as_none)] = Field(default=None, max_length=64)
+    team: str = Field(default="", max_length=253)
+    amount: str = Field(default="", max_length=40)
+    approved_by: str = Field(default="", max_length=253)
+    reason: str = Field(default="", max_length=1_000)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownAdjustment:
+    """A credit or charge that is not booked. before, after: what the month in which it would be booked charges the
+    team; None if that is not known."""
+
+    adjustment: Adjustment
+    before: Decimal | None
+    after: Decimal | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,18 +215,32 @@ def steps(
     objections = deps.books.standing(calendar_month, deps.proposals())
     since_ms = None if params.since is None else edge("since", params.since, deps.settings.zone, deps.clock.wall_ms())
     book = deps.book()
+    shown = None
+    if params.team and principal.may("admin"):
+        shown = _shown(deps, principal, calendar_month, params)
     with deps.ledger.moment() as moment:
         acts = moment.acts(subject=str(calendar_month))
     return month_and_decision_pages.page(
         request, "/invoices", "invoice_steps.html", deps, month=calendar_month,
         status=deps.books.status(calendar_month), due=due_of(deps, calendar_month), objections=objections,
         may=principal.may("admin"), forms=month_and_decision_pages.person_of(request) is not None
-        or deps.settings.auth == "off", params=params, since_ms=since_ms,
+        or deps.settings.auth == "off", params=params, shown=shown, since_ms=since_ms,
         changes=None if since_ms is None else changes_since(deps, calendar_month, since_ms),
         acts=[(act, WHAT[act.kind]) for act in reversed(acts)],
         over=calendar_month.span(deps.settings.zone)[1] <= deps.clock.wall_ms(), currency=book.currency if book else "",
         is_last=deps.books.books().latest is not None and deps.books.books().closed[-1].month == str(calendar_month),
     )  # fmt: skip
+
+
+def _shown(deps: Deps, principal: Principal, month: Month, params: StepsParams) -> ShownAdjustment:
+    new = _adjustment(deps, principal, month, params.model_dump(exclude={"since"}))
+    adjustment = deps.books.credits.adjustment(new, principal.name)
+    found = due_of(deps, Month.parse(adjustment.booked_in))
+    before = dict(found.due).get(new.team)
+    if before is None and found.recorded and not found.unpriced.get(new.team):
+        before = Decimal(0)
+    after = None if before is None else exact_sum([before, adjustment.amount])
+    return ShownAdjustment(adjustment, before, after)
 
 
 def _month(deps: Deps, text: str) -> Month:
@@ -282,7 +312,7 @@ async def step(request: Request, month: str, deps: AppDeps) -> Response:
     return RedirectResponse(f"/act/{left[-1].number}" if left else f"/invoices/{calendar_month}", 303)
 
 
-def _adjustment(deps: Deps, principal: Principal, month: Month, fields: dict[str, str]) -> NewAdjustment:
+def _adjustment(deps: Deps, principal: Principal, month: Month, fields: Mapping[str, str]) -> NewAdjustment:
     try:
         new = NewAdjustment.model_validate(
             {"month": str(month)} | {name: fields.get(name, "") for name in ("team", "amount", "reason", "approved_by")}

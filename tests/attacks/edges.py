@@ -79,7 +79,7 @@ FIGURES = ("", "name", "totalCost", "gpuHours", "gpuEfficiency", "minutes", "x")
 EDGES: dict[str, tuple[str, ...]] = {
     "instant": INSTANTS, "month": MONTHS, "duration": DURATIONS, "count": COUNTS, "fraction": FRACTIONS,
     "zone": ZONES, "text": TEXTS, "id": IDS, "cron": CRONS, "page": PAGES, "weight": WEIGHTS, "word": WORDS,
-    "window": WINDOWS, "filter": FILTERS, "flag": FLAGS, "unit": UNITS, "figure": FIGURES,
+    "window": WINDOWS, "filter": FILTERS, "flag": FLAGS, "unit": UNITS, "figure": FIGURES, "decimal": DECIMALS,
 }  # fmt: skip
 OPENCOST_PARAMETERS: dict[str, str] = {
     "window": "window", "step": "duration", "resolution": "duration", "aggregate": "text", "filter": "filter",
@@ -106,11 +106,11 @@ KIND_OF_PARAMETER: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("cluster", "node", "gpu", "team", "namespace", "user", "shard", "subject", "reason", "model", "gpu_model",
-         "capacity_type", "price_row", "search", "value", "who"),
+         "capacity_type", "price_row", "search", "value", "who", "approved_by"),
         "text",
     ),
     "min_coverage": "fraction", "timezone": "zone", "cron": "cron", "gpu_weight": "weight", "page": "page",
-    "reverse": "flag",
+    "reverse": "flag", "amount": "decimal",
 }  # fmt: skip
 
 

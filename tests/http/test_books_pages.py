@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Iterator
 from decimal import Decimal
+from html import unescape
 
 import pytest
 from starlette.testclient import TestClient
@@ -15,7 +16,7 @@ from accountant.composition import Service
 from gputally.base.clock import VirtualClock
 from gputally.server.tokens_and_grants import new_token
 from tests.http.conftest import MINUTE_MS, NOW_MS, bearer, client_of, encoded, settings_in
-from tests.http.page_parser import read
+from tests.http.page_parser import read, rows_after
 from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 
@@ -145,6 +146,48 @@ def test_credits_and_prices_are_told_as_the_changes_of_an_open_month(site) -> No
     expected = {team: Decimal(after[team]) - Decimal(before[team]) for team in TEAMS}
     assert {team: sums.get(team, 0) for team in TEAMS} == expected
     assert expected["language"] > 0
+
+
+CREDIT = {"team": "vision", "amount": "-1.50", "approved_by": "cfo", "reason": 'the "node" <b>lost</b> & more'}
+
+
+def test_a_credit_is_shown_with_what_it_does_before_it_is_booked(site) -> None:
+    """The hour of H100 costs vision 2.00."""
+    client, who = site
+    page = client.get("/invoices/2026-11", params=CREDIT, headers=who["admin"])
+    assert page.status_code == 200, page.text
+    row = rows_after(read(page.text), "What it would do", "vision")
+    assert row[:6] == ["2026-11", "2.00", "−1.50", "0.50", "cfo", CREDIT["reason"]]
+    assert client.get("/v1/adjustments", headers=who["admin"]).json() == []
+    assert "What it would do" not in client.get("/invoices/2026-11", params=CREDIT, headers=who["reader"]).text
+    for change, status in (
+        ({"amount": "1.005"}, 409), ({"amount": "much"}, 422), ({"approved_by": "ada"}, 409), ({"reason": ""}, 422),
+    ):  # fmt: skip
+        answers = [
+            client.get("/invoices/2026-11", params=CREDIT | change, headers=who["admin"]),
+            client.post("/invoices/2026-11", data={"step": "adjust", **CREDIT, **change}, headers=who["admin"]),
+        ]
+        assert [answer.status_code for answer in answers] == [status, status], change
+    unknown = client.get("/invoices/2026-11", params=CREDIT | {"team": "visoin"}, headers=who["admin"])
+    assert unknown.status_code in (404, 409)
+
+
+def test_the_form_books_what_was_shown(tmp_path, logs) -> None:
+    inventory = "schema: 1\ncluster: prod\nnamespaces:\n  - {name: ns, team: vision}\n"
+    settings = settings_in(tmp_path, prices=price_book_text(H100="2.00"), inventory=inventory, auth="off")
+    with Service(settings, VirtualClock(NOW_MS)) as service:
+        client = client_of(service, headers=PAGE, follow_redirects=False)
+        first = client.get("/invoices/2026-11").text
+        assert 'value="adjust"' not in first
+        shown = client.get("/invoices/2026-11", params=CREDIT).text
+        form = shown.partition('value="adjust"')[2].partition("</form>")[0]
+        fields = {name: unescape(value) for name, value in re.findall(r'name="(\w+)" value="([^"]*)"', form)}
+        assert fields == CREDIT
+        assert client.post("/invoices/2026-11", data={"step": "adjust", **fields}).status_code == 303
+        (booked,) = client.get("/v1/adjustments").json()
+        assert {name: booked[name] for name in CREDIT} == CREDIT
+        again = client.get("/invoices/2026-11", params=CREDIT)
+        assert again.status_code == 409, "it is booked already"
 
 
 def test_prices_in_another_currency_have_no_difference(site) -> None:
