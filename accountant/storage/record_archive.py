@@ -40,7 +40,6 @@ from accountant.storage.write import record_columns
 from accountant.storage.write.batch_admission import GroupCommit
 from accountant.storage.write.interval_writer import write_pods
 from accountant.storage.write.name_ids import PodKey
-from accountant.storage.write.pod_labels import PodLabels
 from accountant.storage.write.record_columns import Incoming, Section, Stream
 from agent.wire import Gap, Holder, Sharing, Slice, UsageInterval
 from gputally.base.untrusted_text import UNDECODABLE
@@ -401,8 +400,8 @@ def _take_pods(cursor: Cursor, file: str) -> None:
     of_cluster = [(cluster, _facts.decode(content)) for source, cluster, content in rows if source == "cluster"]
     for text in statement("take_exported_labels").split(";"):
         cursor.run(text, [file])
-    write_pods(cursor, of_nodes, labels=PodLabels())
-    write_pods(cursor, of_cluster, "pod_seen", labels=PodLabels())
+    write_pods(cursor, of_nodes)
+    write_pods(cursor, of_cluster, "pod_seen")
     cursor.rows("name_pods")
     cursor.run(
         "INSERT INTO pod_label SELECT cluster, uid, observed_ms, content FROM read_parquet(?) "

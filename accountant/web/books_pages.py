@@ -292,7 +292,7 @@ async def step(request: Request, month: str, deps: AppDeps) -> Response:
     calendar_month, reason, who = _month(deps, month), fields.get("reason", "")[:1000], principal.name
     last = deps.ledger.last_act()
 
-    def done() -> None:
+    def done() -> str:
         match fields.get("step"):
             case "close":
                 deps.books.close(calendar_month, who, reason, [kind for kind in fields if kind in _OBJECTIONS])
@@ -305,11 +305,12 @@ async def step(request: Request, month: str, deps: AppDeps) -> Response:
             case _:
                 raise invalid("step", "a form closes, publishes or reopens a month, or books a credit")
 
+        with deps.ledger.moment() as moment:
+            left = [act for act in moment.acts(after=last, limit=100) if act.who == who]
+        return f"/act/{left[-1].number}" if left else f"/invoices/{calendar_month}"
+
     async with deps.turns.turn("acts", request, who):
-        await asyncio.to_thread(done)
-    with deps.ledger.moment() as moment:
-        left = [act for act in moment.acts(after=last, limit=100) if act.who == who]
-    return RedirectResponse(f"/act/{left[-1].number}" if left else f"/invoices/{calendar_month}", 303)
+        return RedirectResponse(await asyncio.to_thread(done), 303)
 
 
 def _adjustment(deps: Deps, principal: Principal, month: Month, fields: Mapping[str, str]) -> NewAdjustment:

@@ -18,7 +18,7 @@ from pydantic import Field
 from accountant.api.access_control import Reader, check_teams, team_filter
 from accountant.api.answer_cache import Answer
 from accountant.api.dependencies import AppDeps, Deps, LedgerSnapshot
-from accountant.api.query_parameters import NamedDimension, Params, invalid
+from accountant.api.query_parameters import NamedDimension, Params, QuerySpan, check_cost, invalid
 from accountant.billing.budget_forecast import states
 from accountant.billing.charge import ALLOCATED
 from accountant.billing.queue_waits import WaitRow, queue_waits
@@ -117,6 +117,10 @@ def group_page(request: Request, params: Annotated[GroupParams, Query()], deps: 
         if params.month is None
         else month_and_decision_pages.parse_month(params.month, at, tz)
     )
+    # Both months by the identity of jobs, and by day.
+    both = QuerySpan(month.previous.span(tz)[0], min(month.span(tz)[1], at), timezone)
+    clusters = (params.value,) if params.by == "cluster" else ()
+    check_cost(deps.ledger, deps.settings.limits, both, len(_OF_JOBS) + 1, clusters)
     answer = _group(deps, params, month, principal)
     found, book = answer.value, deps.book()
     currency = book.currency if book is not None else None

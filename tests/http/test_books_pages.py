@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import re
 from collections.abc import Iterator
 from decimal import Decimal
 from html import unescape
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from accountant.composition import Service
+from accountant.storage.duckdb_engine import Cursor
 from gputally.base.clock import VirtualClock
 from gputally.server.tokens_and_grants import new_token
 from tests.http.conftest import MINUTE_MS, NOW_MS, bearer, client_of, encoded, settings_in
@@ -96,6 +99,28 @@ def test_a_month_is_closed_and_published_from_its_page_and_each_step_leads_to_it
         assert client.get("/v1/periods/2026-11", headers=who["reader"]).json()["status"] == status
         read(client.get("/invoices/2026-11", headers=who["admin"]).text)
     assert client.post("/invoices/2026-11", data={"step": "shred"}, headers=who["admin"]).status_code == 422
+
+
+def test_a_step_does_not_read_the_ledger_on_the_event_loop(site, monkeypatch) -> None:
+    client, who = site
+    objections = objected(client, who["admin"])
+    on_loop: list[bool] = []
+    run = Cursor.run
+
+    def watched(*given: Any, **named: Any) -> Any:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            on_loop.append(False)
+        else:
+            on_loop.append(True)
+        return run(*given, **named)
+
+    monkeypatch.setattr(Cursor, "run", watched)
+    form = {"step": "close", "reason": "over", **objections}
+    assert client.post("/invoices/2026-11", data=form, headers=who["admin"]).status_code == 303
+    assert on_loop
+    assert not any(on_loop)
 
 
 def test_only_an_admin_acts_and_a_lead_sees_the_invoices_of_own_teams_alone(site) -> None:

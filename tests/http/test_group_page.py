@@ -181,3 +181,12 @@ def test_a_team_learns_nothing_of_other_teams_and_what_all_held(service):
     assert [answer.status_code for answer in answers] == [403, 403], "known or not"
     assert "of what all held" in page(service, "by=user&value=ada")
     assert "of what all held" not in page(service, "by=user&value=ada", "lead")
+
+
+def test_a_month_that_is_too_large_to_add_up_is_refused_as_by_explore(start_service):
+    _, client = start_service(limits={"question_gpu_hours": 10})
+    rows = [interval(NOW_MS - QUARTER_MS * back, "GPU-1") for back in range(1, 200)]
+    assert client.post("/v1/usage", content=encoded(batch(rows))).status_code == 200
+    for path in ("/explore?start=2d", "/group?by=user&value=ada", "/group?by=queue&value=vision"):
+        assert client.get(path, headers=PAGE).status_code == 422, path
+    assert client.get("/group?by=cluster&value=elsewhere", headers=PAGE).status_code == 200, "it has no GPU"

@@ -112,6 +112,37 @@ def test_the_values_of_one_namespace_are_bounded_and_leave_room_for_others(opene
     assert held(again, PROJECT, where={"pod": ("p3", "p4")}) == {(OTHER_VALUE,): 1, ("v0",): 1}
 
 
+def test_what_one_node_sends_takes_no_room_of_another_or_of_the_api_server(opened, path):
+    settings = {"exported_labels": ("project",), "quotas": Quotas(label_values=3)}
+    ledger = opened(fresh(path), **settings)
+
+    def sent(node: str, first: int, *pods: tuple[str, str]) -> None:
+        facts = [
+            HAND.fact(first + at, pod, node=node, labels={"project": value}) for at, (pod, value) in enumerate(pods)
+        ]
+        booked(ledger, HAND.now_ms, HAND.batch(*facts, node=node, epoch=f"0192-{node}"))
+
+    def project(pod: str) -> list[tuple[str, ...]]:
+        return list(held(ledger, PROJECT, where={"pod": (pod,)}))
+
+    booked(ledger, HAND.now_ms, HAND.batch(*quarters("shown", "own", "more", "late", "last", "fourth")))
+    sent("n9", 1, *[(f"x{number}", f"v{number}") for number in range(9)])
+    assert ledger.cut_labels() == {"values": 6}, "a node's own values are bounded"
+    seen(ledger, "shown", 1, project="search")
+    sent("n1", 1, ("own", "ads"), ("more", "search"))
+    assert (project("shown"), project("own"), project("more")) == ([("search",)], [("ads",)], [("search",)])
+    ledger.close()
+    ledger = opened(path, **settings)
+    seen(ledger, "own", 2, project="ads")
+    seen(ledger, "late", 2, project="nlp")
+    ledger.close()
+    ledger = opened(path, **settings)
+    seen(ledger, "last", 2, project="one-too-many")
+    sent("n1", 3, ("fourth", "of-a-node"))
+    assert project("late") == [("nlp",)]
+    assert project("last") == project("fourth") == [(OTHER_VALUE,)], "the API server has shown all the values"
+
+
 @pytest.mark.parametrize("value", ["__idle__", "__other__", "a\nb", "x" * 200, "-"])
 def test_a_text_that_is_no_value_of_a_label_speaks_of_nothing_else(opened, path, value):
     ledger = opened(fresh(path), exported_labels=("project",))

@@ -35,7 +35,6 @@ from accountant.storage.span_splitting import quarters
 from accountant.storage.write import record_columns
 from accountant.storage.write.batch_admission import MAX_INTERVAL_MS, GroupCommit
 from accountant.storage.write.name_ids import Dictionaries, HolderColumns, PodKey
-from accountant.storage.write.pod_labels import PodLabels
 from accountant.storage.write.record_columns import (
     DistinctColumn,
     GpuName,
@@ -232,7 +231,9 @@ def book(
     if pods:
         requeued = names.origins.requeued(cursor, pods)
         numbers = [(streams[stream], fact.seq, digest) for stream, fact, digest in group.facts]
-        write_pods(cursor, pods, new_pods=names.origins.new_pods(cursor, pods), labels=names.labels)
+        new_pods = names.origins.new_pods(cursor, pods)
+        write_pods(cursor, pods, new_pods=new_pods)
+        names.labels.write(cursor, ((*stream[:2], fact) for stream, fact, _ in group.facts), new_pods)
         add(cursor, "pod_fact", record_columns.FACT, numbers)
         names.origins.learn(cursor, pods)
     if group.gpus is not None:
@@ -409,15 +410,12 @@ def write_pods(
     facts: Sequence[tuple[str, PodFacts]],
     table: Literal["pod", "pod_seen"] = "pod",
     new_pods: Collection[PodKey] = (),
-    *,
-    labels: PodLabels,
 ) -> None:
     """Store the newest observation of each pod, given as (cluster, facts).
 
     The earliest labels, and the queue with which the pod was placed, do not change.
 
-    new_pods: pods that certainly have no row, so that they need not be looked up.
-    labels: keeps the exported labels."""
+    new_pods: pods that certainly have no row, so that they need not be looked up."""
     newest: dict[PodKey, ObservedPod] = {}
     early = set()
     for cluster, fact in facts:
@@ -433,7 +431,6 @@ def write_pods(
             _merge(newest, (stored.cluster, stored.uid), _observed.decode(stored.content))
     add(cursor, table, record_columns.POD, [_pod_row(cluster, fact) for (cluster, _), fact in newest.items()])
     add(cursor, "pod_label", record_columns.POD_LABEL, sorted(early))
-    labels.write(cursor, facts, new_pods, whole=table == "pod_seen")
 
 
 class _PodRow(NamedTuple):

@@ -243,12 +243,9 @@ def write_facts(
         _write(cursor, "namespace", renamed.values(), charged)
     if facts.pods:
         # An observation dated in the future would override every later one.
-        write_pods(
-            cursor,
-            [(c, structs.replace(f, observed_ms=min(f.observed_ms, now_ms))) for c, f in facts.pods],
-            "pod_seen",
-            labels=labels,
-        )
+        pods = [(c, structs.replace(f, observed_ms=min(f.observed_ms, now_ms))) for c, f in facts.pods]
+        write_pods(cursor, pods, "pod_seen")
+        labels.write(cursor, ((cluster, None, fact) for cluster, fact in pods))
     if facts.epochs:
         write_epochs(cursor, facts.epochs, now_ms)
     return replace(

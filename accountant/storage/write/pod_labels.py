@@ -7,13 +7,15 @@ that it does not send stays as it was.
 
 Whoever makes a pod chooses its labels, so what a namespace can leave is bounded: `most` values of each label within 31
 days, and MOST_CHANGES changes of one pod. A further value, or a text that is no label's value, is kept as OTHER_VALUE
-and counted."""
+and counted. A node may send pods of any namespace, so the values that it sends count as its own: they take no room from
+those that the API server shows or another node sends. Once the API server has shown `most` values of a namespace, a
+node adds none."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -28,6 +30,8 @@ from gputally.base.units import BUCKET_MS, MS_PER_DAY
 
 PodKey: TypeAlias = tuple[str, str]
 """(cluster, uid)."""
+Whose: TypeAlias = tuple[str, str, str, str | None]
+"""Cluster, namespace and label, and the node that sent the values; None for the API server."""
 Cut: TypeAlias = Literal["values", "invalid", "changes"]
 """Why a value was not kept."""
 MOST_CHANGES: Final = 16
@@ -37,12 +41,15 @@ _PERIODS: Final = 16
 """Periods whose values are in memory."""
 
 
-class Content(msgspec.Struct, frozen=True):
-    """The content of a row of `exported_label`. labels: "" for a label that is not set; one that is missing is
-    unknown."""
+class Content(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The content of a row of `exported_label`.
+
+    labels: "" for a label that is not set; one that is missing is unknown.
+    nodes: by label, the node that sent it; the API server showed the others."""
 
     namespace: str
     labels: dict[str, str]
+    nodes: dict[str, str] = {}
 
 
 class PodLabels:
@@ -56,8 +63,8 @@ class PodLabels:
         self.names = tuple(names)
         self.cut: Counter[Cut] = Counter()
         self._most = most
-        self._values: dict[int, defaultdict[tuple[str, str, str], set[str]]] = {}
-        """By period, and by cluster, namespace and label."""
+        self._values: dict[int, defaultdict[Whose, set[str]]] = {}
+        """By period."""
         self._log = structlog.get_logger("gputally.ledger")
 
     def forget(self) -> None:
@@ -65,16 +72,16 @@ class PodLabels:
         self._values.clear()
 
     def write(
-        self, cursor: Cursor, facts: Sequence[tuple[str, PodFacts]], new_pods: Collection[PodKey], *, whole: bool
+        self, cursor: Cursor, facts: Iterable[tuple[str, str | None, PodFacts]], new_pods: Collection[PodKey] = ()
     ) -> None:
-        """Add what these facts, given as (cluster, facts), say about labels.
+        """Add what these facts, given as (cluster, sending node, facts), say about labels.
 
-        whole: they contain every label that is set.
+        The node is None for the API server's facts, which contain every label that is set.
         new_pods: pods that certainly have no row."""
-        told: dict[PodKey, list[PodFacts]] = {}
-        for cluster, fact in facts:
-            if self.names and (whole or not fact.labels.keys().isdisjoint(self.names)):
-                told.setdefault((cluster, fact.uid), []).append(fact)
+        told: dict[PodKey, list[tuple[str | None, PodFacts]]] = {}
+        for cluster, node, fact in facts if self.names else ():
+            if node is None or not fact.labels.keys().isdisjoint(self.names):
+                told.setdefault((cluster, fact.uid), []).append((node, fact))
         if not told:
             return
         known = self._known(cursor, [key for key in told if key not in new_pods])
@@ -82,8 +89,8 @@ class PodLabels:
         for key, several in told.items():
             before = known.get(key, [])
             after = before
-            for fact in sorted(several, key=lambda fact: fact.observed_ms):
-                after = self._with(cursor, key[0], after, fact, whole=whole)
+            for node, fact in sorted(several, key=lambda sent: sent[1].observed_ms):
+                after = self._with(cursor, key[0], after, fact, node)
             if after != before:
                 changed[key] = after
         if not changed:
@@ -115,46 +122,56 @@ class PodLabels:
         return found
 
     def _with(
-        self, cursor: Cursor, cluster: str, steps: list[tuple[int, Content]], fact: PodFacts, *, whole: bool
+        self, cursor: Cursor, cluster: str, steps: list[tuple[int, Content]], fact: PodFacts, node: str | None
     ) -> list[tuple[int, Content]]:
         """The steps with one observation. Those of a pod are sorted by the instant from which they count."""
         bucket = fact.observed_ms - fact.observed_ms % BUCKET_MS
         since = bucket if bucket == fact.observed_ms or not steps or bucket < steps[0][0] else bucket + BUCKET_MS
         place = bisect_right([step for step, _ in steps], since)
-        before = steps[max(0, place - 1)][1].labels if steps else {}
-        named = {name: fact.labels.get(name, "") for name in self.names if whole or name in fact.labels}
-        labels = dict(before)
-        for name, value in named.items():
-            labels[name] = self._kept(cursor, (cluster, fact.namespace, name), value, since)
-        if steps and labels == before:
-            return steps
+        in_force = max(0, place - 1)
+        before = steps[in_force][1] if steps else Content(fact.namespace, {})
+        labels, nodes = dict(before.labels), dict(before.nodes)
+        for name in self.names:
+            if node is None or name in fact.labels:
+                value = self._kept(cursor, (cluster, fact.namespace, name, node), fact.labels.get(name, ""), since)
+                if node is None:
+                    nodes.pop(name, None)
+                elif labels.get(name) != value:
+                    nodes[name] = node
+                labels[name] = value
+        if steps and labels == before.labels:
+            if nodes == before.nodes:
+                return steps
+            confirmed = (steps[in_force][0], Content(before.namespace, labels, nodes))
+            return [*steps[:in_force], confirmed, *steps[in_force + 1 :]]
         if len(steps) > MOST_CHANGES:
             self._count("changes", fact.namespace, "")
             return steps
-        step = (since, Content(fact.namespace, labels))
+        step = (since, Content(fact.namespace, labels, nodes))
         same = place > 0 and steps[place - 1][0] == since
         return [*steps[: place - same], step, *steps[place:]]
 
-    def _kept(self, cursor: Cursor, whose: tuple[str, str, str], value: str, at_ms: int) -> str:
-        """The value under which a label's value is kept. whose: the cluster, the namespace and the label."""
+    def _kept(self, cursor: Cursor, whose: Whose, value: str, at_ms: int) -> str:
+        """The value under which a label's value is kept."""
         if value == "":
             return ""
         if LABEL_VALUE.fullmatch(value) is None:
             self._count("invalid", whose[1], whose[2])
             return OTHER_VALUE
-        values = self._of_period(cursor, at_ms // _PERIOD_MS)[whose]
-        if value not in values:
-            if len(values) >= self._most:
+        of_period = self._of_period(cursor, at_ms // _PERIOD_MS)
+        values, shown = of_period[whose], of_period[*whose[:3], None]
+        if value not in values and value not in shown:
+            if max(len(values), len(shown)) >= self._most:
                 self._count("values", whose[1], whose[2])
                 return OTHER_VALUE
             values.add(value)
         return value
 
-    def _of_period(self, cursor: Cursor, period: int) -> defaultdict[tuple[str, str, str], set[str]]:
+    def _of_period(self, cursor: Cursor, period: int) -> defaultdict[Whose, set[str]]:
         if period not in self._values:
             if len(self._values) >= _PERIODS:
                 self._values.clear()
-            found: defaultdict[tuple[str, str, str], set[str]] = defaultdict(set)
+            found: defaultdict[Whose, set[str]] = defaultdict(set)
             rows = cursor.run(
                 "SELECT DISTINCT cluster, content FROM exported_label WHERE since_ms >= ? AND since_ms < ?",
                 [period * _PERIOD_MS, (period + 1) * _PERIOD_MS],
@@ -163,7 +180,7 @@ class PodLabels:
                 content = _decoder.decode(text)
                 for name, value in content.labels.items():
                     if value not in ("", OTHER_VALUE):
-                        found[cluster, content.namespace, name].add(value)
+                        found[cluster, content.namespace, name, content.nodes.get(name)].add(value)
             self._values[period] = found
         return self._values[period]
 
