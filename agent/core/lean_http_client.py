@@ -176,17 +176,18 @@ class HttpSender:
 
 
 def read_answer(response: http.client.HTTPResponse, most_bytes: int, seconds: float) -> bytes:
-    """Read the body of an answer; of a larger one than `most_bytes` about that much. A server that sends a byte now and
-    then does not extend the time limit. Raises OSError, http.client.HTTPException."""
+    """Read the body of an answer, of a larger one than `most_bytes` about that much, and close it. A server that sends
+    a byte now and then does not extend the time limit. Raises OSError, http.client.HTTPException."""
     body, began_s = bytearray(), time.monotonic()
-    while len(body) <= most_bytes and (part := response.read1(_CHUNK_BYTES)):
-        body += part
-        if time.monotonic() - began_s > seconds + len(body) / _SLOWEST:
-            raise TimeoutError(f"no whole answer within {seconds:g} s")
-    if len(body) <= most_bytes:
-        if response.length:
+    # Closing leaves the connection open for the next request. A server that closes its connections leaves the socket to
+    # the answer alone.
+    with response:
+        while len(body) <= most_bytes and (part := response.read1(_CHUNK_BYTES)):
+            body += part
+            if time.monotonic() - began_s > seconds + len(body) / _SLOWEST:
+                raise TimeoutError(f"no whole answer within {seconds:g} s")
+        if len(body) <= most_bytes and response.length:
             raise http.client.IncompleteRead(bytes(body), response.length)
-        response.close()  # which leaves the connection open for the next request
     return bytes(body)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from contextlib import closing
+from http.client import HTTPConnection
 
 import pytest
 
 from agent.core import lean_http_client
-from agent.core.lean_http_client import HttpSender, Unreachable, page_reader
+from agent.core.lean_http_client import HttpSender, Unreachable, page_reader, read_answer
 from agent.holders.kubelet import lean_list_watch
 from agent.holders.kubelet.lean_list_watch import ApiServer, ApiUnavailable
 from gputally.testing.http_server import Handler, listening
@@ -41,6 +44,23 @@ def test_an_answer_that_comes_byte_by_byte_ends_with_its_time_limit(
     monkeypatch.setattr(lean_list_watch, "TIMEOUT_S", 0.5)
     with listening(Trickling) as url, pytest.raises((Unreachable, ApiUnavailable, OSError), match="no whole answer"):
         ask(url)
+
+
+class Closing(Handler):
+    """Closes its connection after each answer, as HTTP/1.0 does."""
+
+    def do_GET(self) -> None:
+        self.say(200, b"x" * 100)
+
+
+@pytest.mark.parametrize(("handler", "most_bytes"), [(Closing, 100), (Closing, 10), (Trickling, 1_000_000)])
+def test_an_answer_that_is_refused_leaves_no_socket_open(handler: type[Handler], most_bytes: int) -> None:
+    with listening(handler) as url, closing(HTTPConnection(url.removeprefix("http://"), timeout=10)) as connection:
+        connection.request("GET", "/")
+        response = connection.getresponse()
+        with contextlib.suppress(TimeoutError):
+            read_answer(response, most_bytes, 0.2)
+        assert response.isclosed()
 
 
 class Answering(Handler):

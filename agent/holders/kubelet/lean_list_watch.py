@@ -231,10 +231,10 @@ class ApiServer:
             connection.connect()
             self._register(connection)
             connection.request("GET", f"{prefix}{path}?{urlencode(parameters)}", headers=headers)
-            response = connection.getresponse()
-            if response.status != 200:
-                raise _refusal(response)
-            yield response
+            with connection.getresponse() as response:
+                if response.status != 200:
+                    raise _refusal(response)
+                yield response
         except TokenUnavailable as error:
             raise ApiUnavailable(str(error)) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
