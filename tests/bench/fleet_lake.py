@@ -199,7 +199,7 @@ def _ask(place: str, question: str) -> dict[str, float]:
 
     def ask() -> None:
         if question == "top":
-            assert len(_top(engine)) == TOP
+            assert _top(engine)
         else:
             _QUESTIONS[question](fleet, names)
 
