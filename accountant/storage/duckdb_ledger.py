@@ -63,16 +63,7 @@ from accountant.storage.gpu_lifetimes import retired_devices, retirement_act, re
 from accountant.storage.ledger_state import Mark, State
 from accountant.storage.query.gpu_weights import Weighting, model_weights
 from accountant.storage.read_snapshot import Snapshot, misdated_items
-from accountant.storage.record_archive import (
-    CHANGES,
-    Archive,
-    ArchivePart,
-    changes_of_registers,
-    groups,
-    marks_of,
-    take_rest,
-    take_whole,
-)
+from accountant.storage.record_archive import Archive, ArchivePart, groups, marks_of, take_rest, take_whole
 from accountant.storage.retention import Fetched, Needs
 from accountant.storage.transactions import WAL_BYTES, Transactions
 from accountant.storage.write import inventory_and_journal_tables, record_columns
@@ -80,7 +71,7 @@ from accountant.storage.write.batch_admission import SKEW_MS, GroupCommit, Inter
 from accountant.storage.write.gpu_and_pod_ownership import MOVE_AFTER_MS, PodClaims
 from accountant.storage.write.import_withdrawal import Withdrawn, resum, withdraw, withdrawal_act
 from accountant.storage.write.interval_writer import BookedChanges
-from accountant.storage.write.inventory_and_journal_tables import COUNT_CHANGE, write_acts, write_epochs
+from accountant.storage.write.inventory_and_journal_tables import write_acts, write_epochs
 from accountant.storage.write.record_columns import Stream, add
 from accountant.storage.write.rollups import DailySums
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
@@ -262,7 +253,6 @@ class Offsite(Transactions):
         with self._transaction() as cursor:
             known = self._state
             behind |= part.registers.get("act", 0) > known.acts
-            behind |= part.registers[CHANGES] > changes_of_registers(cursor)
             behind |= any(seq > known.marks.get(stream, 0) for stream, seq in marks_of(cursor, archive, part).items())
             if behind:
                 take_whole(cursor, archive, part)
@@ -513,14 +503,12 @@ class DuckLedger(Offsite):
                         f"{MOST_VIEWS_OF_ALL}: remove one that is not needed"
                     )
                 cursor.run("INSERT INTO saved_view VALUES (?, ?, ?, ?)", [owner, view.name, view.address, now_ms])
-                cursor.run(COUNT_CHANGE)
                 self._commit(cursor, self._state, beside=True)
 
     def remove_view(self, owner: str, name: str) -> None:
         """Remove a view; nothing happens if the owner has none of that name."""
         with self._writing, self._transaction() as cursor:
             cursor.run("DELETE FROM saved_view WHERE owner = ? AND name = ?", [owner, name])
-            cursor.run(COUNT_CHANGE)
             self._commit(cursor, self._state, beside=True)
 
     def move_gpus(self, move: GpuMove, now_ms: int, who: str, reason: str) -> tuple[GpuOwnership, ...]:

@@ -49,8 +49,6 @@ GROWING = ("act", "decision", "progress")
 """Append-only registers. Their rows are numbered in the order of arrival."""
 REGISTERS = ("policy", "node", "namespace", "past", "retired", "gpu_owner", "saved_view")
 """Registers that are written in full."""
-CHANGES = "register_change"
-"""Counts the changes of REGISTERS that no act records. It shows that a part is newer if nothing else of it is new."""
 MANIFEST = "part.json"
 
 
@@ -60,8 +58,7 @@ class ArchivePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     low_ms, high_ms: the span of the part's rows; equal if it has none.
     files: the SHA-256 of each file.
     unchanged: for each file that equals that of an earlier part, the number of that part.
-    registers: by append-only register, the number up to which this part and earlier parts contain it; and the number of
-        CHANGES.
+    registers: by append-only register, the number up to which this part and earlier parts contain it.
     digest: the SHA-256 of the manifest's JSON without it."""
 
     number: int
@@ -192,7 +189,6 @@ class Archive:
             write_parquet(cursor, query, fresh / f"{name}.parquet", parameters={"low": low})
             newest = f"SELECT coalesce(max(number), 0) FROM {name} WHERE number > ?"  # noqa: S608
             through[name] = max(low, int(cursor.run(newest, [low])[0][0]))
-        through[CHANGES] = changes_of_registers(cursor)
         for name in REGISTERS:
             write_parquet(cursor, f"FROM {name} ORDER BY ALL", fresh / f"{name}.parquet")
         keys = record_columns.column_table(record_columns.POD_KEY, sorted(pods or ()))
@@ -347,11 +343,6 @@ def _interval(row: Row) -> UsageInterval:
     )
 
 
-def changes_of_registers(cursor: Cursor) -> int:
-    """Return how often a register that a newer part replaces changed."""
-    return int(cursor.run("SELECT number FROM register_change")[0][0])
-
-
 def take_whole(cursor: Cursor, archive: Archive, part: ArchivePart) -> None:
     """Replace the ledger's registers of nodes, namespaces, retired GPUs and saved views by those of a newer
     part."""
@@ -359,7 +350,6 @@ def take_whole(cursor: Cursor, archive: Archive, part: ArchivePart) -> None:
     for table in _WHOLE:
         cursor.run(f"DELETE FROM {table}")  # noqa: S608
         cursor.run(f"INSERT INTO {table} FROM read_parquet(?)", [files[table]])
-    cursor.run("UPDATE register_change SET number = greatest(number, ?)", [part.registers[CHANGES]])
 
 
 def take_rest(cursor: Cursor, archive: Archive, part: ArchivePart) -> None:

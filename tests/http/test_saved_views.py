@@ -100,29 +100,3 @@ def test_views_outlive_the_ledgers_volume(tmp_path):
         assert ledger.archive(NOW_MS) is not None
     with closing(open_ledger(fresh(tmp_path / "two.duckdb"), VirtualClock(NOW_MS), archive=archive)) as restored:
         assert restored.views("ada") == (SavedView("mine", VIEW),)
-
-
-def test_a_view_that_is_the_last_parts_only_change_is_taken_by_a_backup_one_part_older(tmp_path):
-    archive, backup = in_folder(tmp_path / "archive"), tmp_path / "backup.duckdb"
-    with closing(open_ledger(fresh(tmp_path / "one.duckdb"), VirtualClock(NOW_MS), archive=archive)) as ledger:
-        deliver(ledger, NOW_MS, pod_minutes(rows=10))
-        ledger.save_view("ada", SavedView("mine", VIEW), NOW_MS)
-        assert ledger.archive(NOW_MS) is not None
-        ledger.copy_to(backup)
-        ledger.remove_view("ada", "mine")
-        ledger.save_view("eve", SavedView("hers", VIEW), NOW_MS)
-        assert ledger.archive(NOW_MS) is not None
-    with closing(open_ledger(backup, VirtualClock(NOW_MS), archive=archive)) as restored:
-        assert (restored.views("ada"), restored.views("eve")) == ((), (SavedView("hers", VIEW),))
-
-
-def test_a_view_saved_after_a_part_that_the_ledger_has_not_recorded_stays(tmp_path):
-    archive, killed = in_folder(tmp_path / "archive"), tmp_path / "killed.duckdb"
-    with closing(open_ledger(fresh(tmp_path / "one.duckdb"), VirtualClock(NOW_MS), archive=archive)) as ledger:
-        ledger.save_view("ada", SavedView("mine", VIEW), NOW_MS)
-        ledger.copy_to(killed)
-        assert ledger.archive(NOW_MS) is not None
-    with closing(open_ledger(killed, VirtualClock(NOW_MS))) as ledger:
-        ledger.save_view("ada", SavedView("later", VIEW), NOW_MS)
-    with closing(open_ledger(killed, VirtualClock(NOW_MS), archive=archive)) as ledger:
-        assert [view.name for view in ledger.views("ada")] == ["later", "mine"]

@@ -162,9 +162,6 @@ CREATE TABLE past (
 CREATE TABLE saved_view (
     owner VARCHAR NOT NULL, name VARCHAR NOT NULL, address VARCHAR NOT NULL, at_ms BIGINT NOT NULL
 );
--- Counts the changes of the registers that an archive part contains in full and that no act records.
-CREATE TABLE register_change (number BIGINT NOT NULL);
-INSERT INTO register_change VALUES (0);
 CREATE TABLE policy (version VARCHAR NOT NULL, effective_ms BIGINT NOT NULL, content VARCHAR NOT NULL);
 
 -- Append-only registers. Their rows are numbered in the order of arrival, so that each archive part contains only those that

@@ -198,8 +198,6 @@ _DECISION = pa.schema(
         ("number", pa.int64()),
     ]
 )
-COUNT_CHANGE = "UPDATE register_change SET number = number + 1"
-"""Counts a change of a register that a newer part of the archive replaces and that no act records."""
 REMOVED_AT_ONCE = 100_000
 """Largest number of decisions removed in one transaction, because the writer waits for it."""
 
@@ -243,8 +241,6 @@ def write_facts(
         _write(cursor, "node", changed.values(), placed)
     if renamed:
         _write(cursor, "namespace", renamed.values(), charged)
-    if changed or renamed:
-        cursor.run(COUNT_CHANGE)
     if facts.pods:
         # An observation dated in the future would override every later one.
         pods = [(c, structs.replace(f, observed_ms=min(f.observed_ms, now_ms))) for c, f in facts.pods]
