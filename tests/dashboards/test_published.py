@@ -74,6 +74,7 @@ def test_the_accountant_exposes_what_is_listed(tmp_path: Path) -> None:
     asked_for = (
         "backup",
         "deliveries",
+        "exported_label_",
         "inventory_",
         "job_",
         "kai_usage_",
