@@ -290,7 +290,7 @@ def rows_of(text: str) -> list[dict[str, str]]:
 
 def by_html(content: bytes) -> Decimal | None:
     """The amount due in all, which the page states if anything is due beside the month's own time."""
-    found = re.search(r"Due in all</th><td>(?:<a [^>]*>)?([^<]+)", content.decode())
+    found = re.search(r"Due in all</th><td[^>]*>(?:<a [^>]*>)?([^<]+)", content.decode())
     return Decimal(found[1].replace("\N{MINUS SIGN}", "-").replace(",", "")) if found else None
 
 
