@@ -33,7 +33,8 @@ ROLES: dict[str, tuple[tuple[Scope, ...], tuple[str, ...] | None]] = {
 WITHOUT_ENTRY = {
     "/month/{month}", "/month/{month}/lines", "/month/{month}/lines.csv", "/team/{team:path}", "/invoice/{month}",
     "/invoice/{month}/lines.csv", "/invoices/{month}", "/invoices.csv", "/audit.csv", "/jobs.csv", "/nodes.csv",
-    "/explore.csv", "/explore.parquet", "/node/{cluster}/{node}", "/job/{id:path}", "/act/{number}", "/proposals",
+    "/explore.csv", "/explore.parquet", "/node/{cluster}/{node}", "/job/{id:path}", "/act/{number}", "/group",
+    "/proposals",
     "/decisions/{at_ms}/{id:path}", "/", "/metrics", "/leading", "/livez", "/readyz", "/openapi.json",
     "/static/style.css", "/favicon.ico", "/sign-in", "/sign-in/done", "/signed-out",
     "/shares/queue/{rest:path}", "/shares/decisions", "/shares/decision", "/shares/preview/{rest:path}",
