@@ -190,9 +190,13 @@ class PagesApp:
             acts = page.method == "POST"
             content = await read_form(request) if acts else b""
             async with self._turns.turn(request, caller.principal.name, may_stop=not acts):
-                return await to_thread.run_sync(
+                response = await to_thread.run_sync(
                     self._answer, page, request, caller, content, limiter=self._threads, abandon_on_cancel=not acts
                 )
+            people = self._authentication.people()
+            if people is not None and _LEFT_WITH in request.cookies:  # it came back, and its session is accepted
+                people.set_cookie(response, _LEFT_WITH, CONTROLLER, "", 0)
+            return response
 
         path = f"{page.prefix}{{rest:path}}" if page.prefix.endswith("/") else page.prefix
         return Route(path, answer, methods=[page.method])
