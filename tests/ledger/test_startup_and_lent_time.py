@@ -101,11 +101,11 @@ def test_borrowed_time_comes_from_the_free_part_then_from_co_holders(shared_gpu)
 def test_the_bill_never_exceeds_the_gpu(shared_gpu):
     book = price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01")
     book = book.model_copy(update={"billing": Billing(shared_gpus="busy")})
-    found = charges(shared_gpu, book, START_MS, START_MS + 10 * MINUTE, ("pod",))
+    found = charges(present(shared_gpu), book, START_MS, START_MS + 10 * MINUTE, ("pod",))
     assert {(c.key[0], c.account): c.gpu_us for c in found} == {
         ("calm", "busy"): 10_000_000, ("greedy", "busy"): 590_000_000,
     }  # fmt: skip
-    only = charges(shared_gpu, book, START_MS, START_MS + 10 * MINUTE, ("team",), {"pod": {"greedy"}})
+    only = charges(present(shared_gpu), book, START_MS, START_MS + 10 * MINUTE, ("team",), {"pod": {"greedy"}})
     assert sum(c.gpu_us for c in only) == 590_000_000
 
 
