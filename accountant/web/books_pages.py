@@ -6,8 +6,6 @@ API; each leads to the act that it left."""
 from __future__ import annotations
 
 import asyncio
-import csv
-import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +26,7 @@ from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.bookkeeping.month_closing import Objecting, Status
 from accountant.core import periods
 from accountant.core.periods import Month, utc
-from accountant.exports.protocol import CSV, exports, file_name
+from accountant.exports.protocol import exports
 from accountant.ledger.journal import Act, ActKind
 from accountant.web import month_and_decision_pages, page_queries, page_rows
 from accountant.web.page_rows import Page, paged
@@ -37,7 +35,6 @@ from gputally.base import called_off
 from gputally.base.money import exact_sum, plain
 from gputally.base.untrusted_text import for_cell
 from gputally.server.config_loading import fault_text
-from gputally.server.request_handling import tagged
 from gputally.server.tokens_and_grants import Principal
 
 router = APIRouter(include_in_schema=False)
@@ -128,18 +125,18 @@ def invoices(
 
 
 @router.get("/invoices.csv")
-def invoices_file(params: Annotated[InvoicesParams, Query()], deps: AppDeps, principal: Reader) -> Response:
+def invoices_file(
+    request: Request, params: Annotated[InvoicesParams, Query()], deps: AppDeps, principal: Reader
+) -> Response:
     """The same invoices of all months."""
     months, of_month = _months(deps, principal, params)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["month", "status", "team", "number", "amount", "currency"])
-    for period in months:
-        for row in of_month(Month.parse(period.month))[1]:
-            writer.writerow(
-                [row.month, row.status, for_cell(row.team), for_cell(row.number), plain(row.amount), row.currency]
-            )
-    return Response(text.getvalue(), media_type=CSV, headers=_named("invoices"))
+    heads = ["month", "status", "team", "number", "amount", "currency"]
+    rows = [
+        [row.month, row.status, for_cell(row.team), for_cell(row.number), plain(row.amount), row.currency]
+        for period in months
+        for row in of_month(Month.parse(period.month))[1]
+    ]
+    return month_and_decision_pages.csv_file(request, "invoices", heads, rows)
 
 
 def _months(deps: Deps, principal: Principal, params: InvoicesParams) -> tuple[Sequence[Any], Callable[[Month], Any]]:
@@ -163,10 +160,6 @@ def _months(deps: Deps, principal: Principal, params: InvoicesParams) -> tuple[S
 def _query(**values: object) -> str:
     given = {name: value for name, value in values.items() if value not in (None, "")}
     return urlencode(given) + "&" if given else ""
-
-
-def _named(name: str) -> dict[str, str]:
-    return {"Content-Disposition": f'attachment; filename="{file_name("csv", name)}"'}
 
 
 class StepsParams(Params):
@@ -353,14 +346,12 @@ def audit(request: Request, params: Annotated[AuditPageParams, Query()], deps: A
 @router.get("/audit.csv")
 def audit_file(request: Request, params: Annotated[AuditPageParams, Query()], deps: AppDeps, _: Admin) -> Response:
     """The same acts on all pages, with their digests."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["number", "at", "kind", "who", "subject", "reason", "digest"])
-    for act in _acts(deps, params):
-        writer.writerow(
-            [act.number, utc(act.at_ms), act.kind, *map(for_cell, (act.who, act.subject, act.reason)), act.digest]
-        )
-    return tagged(request, text.getvalue().encode(), CSV, file_name("csv", "audit"))
+    heads = ["number", "at", "kind", "who", "subject", "reason", "digest"]
+    rows = [
+        [act.number, utc(act.at_ms), act.kind, *map(for_cell, (act.who, act.subject, act.reason)), act.digest]
+        for act in _acts(deps, params)
+    ]
+    return month_and_decision_pages.csv_file(request, "audit", heads, rows)
 
 
 def _acts(deps: Deps, params: AuditPageParams) -> list[Act]:

@@ -4,8 +4,6 @@ GPUs; moves a GPU."""
 from __future__ import annotations
 
 import asyncio
-import csv
-import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -38,7 +36,6 @@ from accountant.billing import job_costs
 from accountant.billing.job_costs import EpochQuestions
 from accountant.core import periods
 from accountant.core.periods import Month
-from accountant.exports.protocol import CSV, file_name
 from accountant.ledger.protocols import GpuMove, JobKey
 from accountant.ledger.usage import ACCOUNTS, HELD, Where, sum_of_usage_lines
 from accountant.reports import figure_formatting
@@ -56,7 +53,6 @@ from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR, MS_PER_SECON
 from gputally.base.untrusted_text import for_cell
 from gputally.server.config_loading import fault_text
 from gputally.server.page_layout import drawn, rect, root, text
-from gputally.server.request_handling import tagged
 from gputally.server.tokens_and_grants import Principal
 
 router = APIRouter(include_in_schema=False)
@@ -292,7 +288,7 @@ def jobs_file(
          "" if job.cost is None or not currency else plain(job.cost), currency, plain(gpu_hours(job.unpriced_gpu_us))]
         for job in page_queries.every_job(deps, month, where, choice, params.days, params.state)
     ]  # fmt: skip
-    return _file(request, "jobs", heads, rows)
+    return month_and_decision_pages.csv_file(request, "jobs", heads, rows)
 
 
 def _chosen_jobs(
@@ -466,15 +462,7 @@ def nodes_file(request: Request, params: Annotated[NodesParams, Query()], deps: 
          *(plain(gpu_hours(getattr(node.accounts, account))) for account in ACCOUNTS)]
         for node in _nodes(deps, params)[0]
     ]  # fmt: skip
-    return _file(request, "nodes", heads, rows)
-
-
-def _file(request: Request, name: str, heads: Sequence[str], rows: Sequence[Sequence[object]]) -> Response:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(heads)
-    writer.writerows(rows)
-    return tagged(request, text.getvalue().encode(), CSV, file_name("csv", name))
+    return month_and_decision_pages.csv_file(request, "nodes", heads, rows)
 
 
 @router.get("/node/{cluster}/{node}")

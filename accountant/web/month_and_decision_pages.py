@@ -5,8 +5,10 @@ and team pages are the HTML report with the navigation on top."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -28,7 +30,7 @@ from accountant.api.query_parameters import Params, invalid
 from accountant.billing.statements import Adjustment, Correction
 from accountant.core import periods
 from accountant.core.periods import Month
-from accountant.exports.protocol import exports
+from accountant.exports.protocol import CSV, exports, file_name
 from accountant.ledger.protocols import JobKey, Questions
 from accountant.reports import figure_formatting, html_page, report_builder
 from accountant.reports.figure_formatting import is_old, silent_clusters
@@ -293,6 +295,15 @@ def _links(deps: Deps, month: Month, team: str | None) -> html_page.Links:
         act=act,
         jobs=f"/jobs?month={month}" + (f"&team={quote(team, safe='')}" if team is not None else ""),
     )
+
+
+def csv_file(request: Request, name: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Response:
+    """A list as a file to save. Texts from outside are escaped by the caller (`for_cell`)."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(heads)
+    writer.writerows(rows)
+    return tagged(request, text.getvalue().encode(), CSV, file_name("csv", name))
 
 
 def page(request: Request, current: str, template: str, deps: Deps, **values: Any) -> Response:
