@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from agent.core import settings
-from agent.core.lean_http_client import Identity
-from agent.core.readings import Snapshot, Source
+from agent.core.lean_http_client import ClientCertificate
+from agent.core.readings import NodeSnapshot, Source
 from agent.core.settings import Settings, comma_separated
 from agent.core.steady_clock import SteadyClock
 from agent.main_loop import Agent
@@ -91,7 +91,7 @@ def run(chosen: Settings, *, watch: bool, restarted: bool) -> int:
 
             dcgm_output = DcgmOutput(node)
         metrics = AgentMetrics(node, __version__, dcgm_output, tasks)
-        show: Callable[[Snapshot], None] | None = None
+        show: Callable[[NodeSnapshot], None] | None = None
         if watch:
             from agent.commands.top_command import LiveTable, from_snapshot
 
@@ -172,7 +172,7 @@ def _uploader(chosen: Settings, outbox: Outbox, node: str, clock: Clock) -> Uplo
         Path(chosen.token_file) if chosen.token_file else None,
         clock,
         ca_file=Path(chosen.ca_file) if chosen.ca_file else None,
-        identity=Identity(Path(chosen.client_cert), Path(chosen.client_key)) if chosen.client_cert else None,
+        identity=ClientCertificate(Path(chosen.client_cert), Path(chosen.client_key)) if chosen.client_cert else None,
         max_rows=chosen.batch_rows,
         max_bytes=chosen.batch_kib * 1024,
         timeout_s=chosen.timeout_s,

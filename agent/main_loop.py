@@ -17,9 +17,9 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from agent.core.readings import DriverReplaced, Snapshot, Source
+from agent.core.readings import DriverReplaced, NodeSnapshot, Source
 from agent.core.settings import Settings, unseen
-from agent.core.steady_clock import ClockSetBack, SteadyClock, Timeline
+from agent.core.steady_clock import ClockSetBack, SteadyClock, SteadyTimeline
 from agent.metering.meter import ClosedSet, Meter, shifted_state
 from agent.metrics.exporter import AgentMetrics
 from agent.metrics.metric_families import Operations
@@ -48,7 +48,7 @@ STALE_SAMPLES = 10
 
 
 @dataclass(slots=True)
-class Health:
+class AgentHealth:
     """The state of the agent itself, for its metrics. Only the main loop writes it.
 
     backlog_rows: rows in memory while the spool cannot be written.
@@ -92,10 +92,10 @@ class Agent:
         clock: Clock,
         *,
         metrics: AgentMetrics | None = None,
-        on_sample: Callable[[Snapshot], None] | None = None,
+        on_sample: Callable[[NodeSnapshot], None] | None = None,
         tasks: BackgroundTasks | None = None,
     ) -> None:
-        self.health = Health()
+        self.health = AgentHealth()
         self._tasks = tasks or BackgroundTasks(clock)
         self._sampling = self._tasks.add("sample", max(PATIENCE_S, settings.sample_s * STALE_SAMPLES))
         self._sampling.begin()
@@ -110,7 +110,7 @@ class Agent:
         if isinstance(clock, SteadyClock):
             earlier = self._origins.newest
             clock.check_with(self._origins.agrees, None if earlier is None else earlier.origin_ms)
-        self._timeline = Timeline(clock)
+        self._timeline = SteadyTimeline(clock)
         interval_ms = settings.interval_s * MS_PER_SECOND
         self._meter = Meter(interval_ms, ZoneInfo(settings.month_zone), boot_id=uploader.boot_id)
         self._skipped_ms = self._clock_steps = 0
@@ -125,7 +125,7 @@ class Agent:
 
     # --- steps -----------------------------------------------------------------------------------
 
-    def sample(self) -> Snapshot | None:
+    def sample(self) -> NodeSnapshot | None:
         """Read, meter and spool once. Return None if the source failed. Raises DriverReplaced and ClockSetBack."""
         at_ms = self._timeline.now_ms()
         self._raise_if_clock_was_set_back()
@@ -234,7 +234,7 @@ class Agent:
 
     # --- internal --------------------------------------------------------------------------------
 
-    def _operations(self, snapshot: Snapshot) -> Operations:
+    def _operations(self, snapshot: NodeSnapshot) -> Operations:
         """Return the agent's own state, for its metrics."""
         failures, took_ms = dict(snapshot.sources), dict(snapshot.took_ms)
         collectors: dict[str, tuple[bool | None, float | None]] = {
@@ -313,7 +313,7 @@ class Agent:
         if wrong:
             log.warning("the times of records with a wrong date are corrected", extra={"records": count})
 
-    def _resume(self, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
+    def _resume(self, snapshot: NodeSnapshot) -> tuple[ClosedSet, ...]:
         """Meter the first snapshot of this process, and continue where an earlier process of the same boot ended."""
         self._resumed = True
         origin_ms = self._origin_ms()
@@ -332,7 +332,7 @@ class Agent:
         self._origins.date_following(origin_ms)
         return self._meter.observe(snapshot) if state is None else self._meter.resume(state, snapshot)
 
-    def _changed_facts(self, snapshot: Snapshot) -> tuple[PodFacts, ...]:
+    def _changed_facts(self, snapshot: NodeSnapshot) -> tuple[PodFacts, ...]:
         """Return the facts that are new or have changed since they were spooled. A later time of observation is not a
         change.
 

@@ -31,9 +31,9 @@ from agent.core.readings import (
     DriverReplaced,
     InstanceReading,
     MigInstance,
+    NodeSnapshot,
     ProcessReading,
     Reading,
-    Snapshot,
     Source,
     Unavailable,
     sum_readings,
@@ -177,7 +177,7 @@ Verdict = Literal["ok", "FAILED", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class LoadCheck:
     """One check: its subject, the expected and the measured value, and whether they agree (`unknown` if the value may
     not be read)."""
 
@@ -223,7 +223,7 @@ def duration_ms(text: str) -> int:
 
 def examine(
     cuda: Cuda, source: Source, clock: Clock, pid: int, holder: Holder | None, memory: int, busy_ms: int
-) -> tuple[Check, ...]:
+) -> tuple[LoadCheck, ...]:
     """Put load on the GPU and check the agent's readings. Raises CudaFault.
 
     pid: this process.
@@ -266,7 +266,7 @@ def _keep_busy(cuda: Cuda, look: Callable[[], _View], pause: Callable[[int], Non
     return views
 
 
-def _view(snapshot: Snapshot, uuid: str, pid: int) -> _View:
+def _view(snapshot: NodeSnapshot, uuid: str, pid: int) -> _View:
     for device in snapshot.devices:
         mig = next((m for m in device.gpu.mig if _digits(m.uuid) == uuid), None)
         if mig is None and _digits(device.gpu.uuid) != uuid:
@@ -280,22 +280,22 @@ def _view(snapshot: Snapshot, uuid: str, pid: int) -> _View:
     return _View(snapshot.at_ms)
 
 
-def _device(uuid: str, view: _View) -> list[Check]:
+def _device(uuid: str, view: _View) -> list[LoadCheck]:
     """Check the device, and the MIG instance if the process has one."""
     if view.device is None:
-        return [Check("device", uuid, "not listed by NVML", "FAILED")]
+        return [LoadCheck("device", uuid, "not listed by NVML", "FAILED")]
     gpu, mig = view.device.gpu, view.mig
-    checks = [Check("device", uuid, f"GPU {gpu.index}, {gpu.model}", "ok")]
-    return checks + ([Check("MIG instance", uuid, f"{mig.profile}, GPU instance {mig.gi}", "ok")] if mig else [])
+    checks = [LoadCheck("device", uuid, f"GPU {gpu.index}, {gpu.model}", "ok")]
+    return checks + ([LoadCheck("MIG instance", uuid, f"{mig.profile}, GPU instance {mig.gi}", "ok")] if mig else [])
 
 
-def _pid(pid: int, view: _View) -> Check:
+def _pid(pid: int, view: _View) -> LoadCheck:
     if view.process is not None:
-        return Check("process", str(pid), str(pid), "ok")
-    return Check("process", str(pid), ", ".join(map(str, view.pids)) or "none", "FAILED")
+        return LoadCheck("process", str(pid), str(pid), "ok")
+    return LoadCheck("process", str(pid), ", ".join(map(str, view.pids)) or "none", "FAILED")
 
 
-def _memory(wanted: int, before: _View, after: _View) -> Check:
+def _memory(wanted: int, before: _View, after: _View) -> LoadCheck:
     """Check the memory that the process has gained since `before`. What its CUDA context uses does not count."""
     low, high = wanted // MIB, -(-wanted // (GRANULE_MIB * MIB)) * GRANULE_MIB + 1  # NVML's bytes are cut to MiB
     expected = f"{low} MiB more"
@@ -304,23 +304,25 @@ def _memory(wanted: int, before: _View, after: _View) -> Check:
     if isinstance(has, Unavailable) or isinstance(had, Unavailable):
         reason = has if isinstance(has, Unavailable) else had
         hidden = after.process is not None and before.process is not None
-        return Check("memory", expected, str(getattr(reason, "reason", reason)), "unknown" if hidden else "FAILED")
+        return LoadCheck("memory", expected, str(getattr(reason, "reason", reason)), "unknown" if hidden else "FAILED")
     more = has - had
-    return Check("memory", expected, f"{more} MiB more", "ok" if low - 1 <= more <= high else "FAILED")
+    return LoadCheck("memory", expected, f"{more} MiB more", "ok" if low - 1 <= more <= high else "FAILED")
 
 
-def _holder(expected: Holder, view: _View) -> Check:
+def _holder(expected: Holder, view: _View) -> LoadCheck:
     seen = ", ".join(_called(holder) for holder in view.holders) or "no holder"
     found = any((h.kind, h.uid) == (expected.kind, expected.uid) for h in view.holders)
     if found:
-        return Check("holder", _called(expected), _called(expected), "ok")
+        return LoadCheck("holder", _called(expected), _called(expected), "ok")
     private = expected.kind != "process" and any(h.kind == "process" for h in view.holders)
     if private and view.process is not None:
-        return Check("holder", _called(expected), "a process: this container has a private cgroup namespace", "unknown")
-    return Check("holder", _called(expected), seen, "FAILED")
+        return LoadCheck(
+            "holder", _called(expected), "a process: this container has a private cgroup namespace", "unknown"
+        )
+    return LoadCheck("holder", _called(expected), seen, "FAILED")
 
 
-def _busy(views: Sequence[_View]) -> Check:
+def _busy(views: Sequence[_View]) -> LoadCheck:
     """Check the busy time from the first view to the last: the device's if this process has the device alone, else the
     process's own, which may be any value above 0."""
     span_us = (views[-1].at_ms - views[0].at_ms) * US_PER_MS
@@ -328,10 +330,10 @@ def _busy(views: Sequence[_View]) -> Check:
     expected = f"{MIN_BUSY_PERCENT} % or more" if alone else "more than 0 %"
     busy_us = _busy_of_device(views[0], views[-1]) if alone else _busy_of_process(views[1:])
     if isinstance(busy_us, Unavailable):
-        return Check("busy", expected, busy_us.reason, "unknown")
+        return LoadCheck("busy", expected, busy_us.reason, "unknown")
     percent = min(max(busy_us, 0) * 100 // max(span_us, 1), 100)
     enough = percent >= MIN_BUSY_PERCENT if alone else percent > 0
-    return Check("busy", expected, f"{percent} %", "ok" if enough else "FAILED")
+    return LoadCheck("busy", expected, f"{percent} %", "ok" if enough else "FAILED")
 
 
 def _busy_of_process(views: Sequence[_View]) -> Reading:
@@ -365,7 +367,7 @@ def _digits(uuid: str) -> str:
     return uuid.removeprefix("GPU-").removeprefix("MIG-")
 
 
-def _table(checks: Sequence[Check]) -> RenderableType:
+def _table(checks: Sequence[LoadCheck]) -> RenderableType:
     """Return the checks as a table, followed by a line with the number of each verdict."""
     rows = [(check.name, check.expected, check.seen, check.verdict) for check in checks]
     counts = Counter(check.verdict for check in checks)
@@ -374,7 +376,7 @@ def _table(checks: Sequence[Check]) -> RenderableType:
     return Group(table("", ("check", "expected", "seen", "result"), rows), f"{result}: {summary}")
 
 
-def print_checks(checks: Sequence[Check], output: Output) -> None:
+def print_checks(checks: Sequence[LoadCheck], output: Output) -> None:
     show(output, lambda: _table(checks), [asdict(check) for check in checks])
 
 

@@ -1,7 +1,7 @@
 """Shows a live table of this machine's GPUs, from NVML itself or from a running agent's /metrics.
 
-A `Frame` is one reading of the machine. `History` turns frames into lines, and `Drawing` draws them with as many
-columns as fit on the terminal. An unknown value is a dash, never a zero."""
+A `Frame` is one reading of the machine. `HolderHistories` turns frames into lines, and `Drawing` draws them with as
+many columns as fit on the terminal. An unknown value is a dash, never a zero."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from agent.core.lean_http_client import page_reader
-from agent.core.readings import DeviceReading, Reading, Snapshot, Unavailable
+from agent.core.readings import DeviceReading, NodeSnapshot, Reading, Unavailable
 from agent.core.settings import SettingsError
 from agent.metering.usage_attribution import Layout, Share, lay_out
 from agent.metrics.metric_families import PREFIX
@@ -87,7 +87,7 @@ class Frame:
     serial: int | None = None
 
 
-def from_snapshot(snapshot: Snapshot) -> Frame:
+def from_snapshot(snapshot: NodeSnapshot) -> Frame:
     """Convert a snapshot to a frame."""
     failures = [f"{name}: {failure}" for name, failure in snapshot.sources if failure]
     allocations = snapshot.allocations
@@ -232,7 +232,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class HourlyPrices:
     """Prices per GPU-hour: one for all models (`everything`), or by words of the model's name, from a file:
 
         currency: USD
@@ -266,7 +266,7 @@ def price(text: str) -> Decimal:
     return value
 
 
-def parse(document: yaml_file.Document) -> Prices:
+def parse(document: yaml_file.Document) -> HourlyPrices:
     """Parse the document of a price file. Raises FileFault with the lines of the faults."""
     file = yaml_file.convert(document, _File)
     entries: dict[frozenset[str], Decimal] = {}
@@ -288,7 +288,7 @@ def parse(document: yaml_file.Document) -> Prices:
             faults.append(f"{place}: {error}")
     if faults:
         raise yaml_file.FileFault(faults)
-    return Prices(file.currency, tuple(entries.items()))
+    return HourlyPrices(file.currency, tuple(entries.items()))
 
 
 if TYPE_CHECKING:
@@ -351,13 +351,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if any_gpu else 1
 
 
-def _prices(arguments: argparse.Namespace) -> Prices:
+def _prices(arguments: argparse.Namespace) -> HourlyPrices:
     if arguments.prices is not None:
         return parse(yaml_file.read(arguments.prices))
     if arguments.price_per_hour is None:
-        return Prices()
+        return HourlyPrices()
     try:
-        return Prices(everything=price(arguments.price_per_hour))
+        return HourlyPrices(everything=price(arguments.price_per_hour))
     except ValueError as error:
         raise SettingsError(f"--price-per-hour: {error}") from error
 
@@ -406,7 +406,7 @@ _ORDER = ("GPU", "Model", "Holder", "Busy", "Memory", "Power", "Cost/h", "5 min"
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TopLine:
     """One row: a GPU, or one of its holders (then `index` is ""). Unknown values are None.
 
     busy: percent.
@@ -447,10 +447,10 @@ class BusyHistory:
         return self.steps[-1][2] if self.steps else None
 
 
-class History:
+class HolderHistories:
     """Busy time per GPU and holder over the last five minutes, from their counters."""
 
-    def __init__(self, prices: Prices = Prices()) -> None:
+    def __init__(self, prices: HourlyPrices = HourlyPrices()) -> None:
         self.prices = prices
         self._tracks: dict[tuple[str, str], BusyHistory] = {}
         self._serial: int | None = None
@@ -471,9 +471,9 @@ class History:
         for gone in self._tracks.keys() - present:
             del self._tracks[gone]
 
-    def lines(self, frame: Frame) -> tuple[Line, ...]:
+    def lines(self, frame: Frame) -> tuple[TopLine, ...]:
         """Return one line per GPU and, if several holders share it, one for each of them."""
-        lines: list[Line] = []
+        lines: list[TopLine] = []
         for device in frame.devices:
             price = self.prices.of(device.model)
             lines.append(self._device(device, price, frame.at_ms))
@@ -481,7 +481,7 @@ class History:
                 lines += [self._holder(device, holder, price, frame.at_ms) for holder in device.holders]
         return tuple(lines)
 
-    def _device(self, device: DeviceFrame, price: Decimal | None, at_ms: int) -> Line:
+    def _device(self, device: DeviceFrame, price: Decimal | None, at_ms: int) -> TopLine:
         track = self._tracks.get((device.uuid, ""), BusyHistory())
         shares = [holder.share for holder in device.holders if holder.share is not None]
         cost = None
@@ -489,7 +489,7 @@ class History:
             part = sum(shares)
             cost = price * part.numerator / part.denominator
         names = [holder.name for holder in device.holders]
-        return Line(
+        return TopLine(
             index=str(device.index),
             model=device.model.removeprefix("NVIDIA "),
             holder=names[0] if len(names) == 1 else f"{len(names)} holders" if names else _UNKNOWN,
@@ -502,12 +502,12 @@ class History:
             note=device.note,
         )
 
-    def _holder(self, device: DeviceFrame, holder: HolderFrame, price: Decimal | None, at_ms: int) -> Line:
+    def _holder(self, device: DeviceFrame, holder: HolderFrame, price: Decimal | None, at_ms: int) -> TopLine:
         track = self._tracks.get((device.uuid, holder.key), BusyHistory())
         share = holder.share
         cost = None if price is None or share is None else price * share.numerator / share.denominator
         trend = _trend(track.steps, at_ms)
-        return Line("", "", holder.name, track.percent(), holder.memory_mib, 0, None, trend, cost)
+        return TopLine("", "", holder.name, track.percent(), holder.memory_mib, 0, None, trend, cost)
 
 
 def sparkline(trend: Sequence[int | None]) -> str:
@@ -532,7 +532,7 @@ def columns(width: int, priced: bool) -> tuple[str, ...]:
 class Drawing:
     """A table of lines that adapts to the width of the terminal. message: a line below the table."""
 
-    def __init__(self, lines: Sequence[Line], message: str = "") -> None:
+    def __init__(self, lines: Sequence[TopLine], message: str = "") -> None:
         self._lines = lines
         self._message = message
 
@@ -557,7 +557,7 @@ class Drawing:
         yield table
 
 
-def _cells(line: Line) -> dict[str, str]:
+def _cells(line: TopLine) -> dict[str, str]:
     whole = bool(line.index)
     memory = f"{_gib(line.memory_mib)}/{_gib(line.memory_of_mib)} G" if whole else f"{_gib(line.memory_mib)} G"
     return {
@@ -575,10 +575,10 @@ def _cells(line: Line) -> dict[str, str]:
 class LiveTable:
     """A context manager with a table that is drawn again with every frame."""
 
-    def __init__(self, console: Console | None = None, prices: Prices = Prices()) -> None:
+    def __init__(self, console: Console | None = None, prices: HourlyPrices = HourlyPrices()) -> None:
         from rich.live import Live
 
-        self._history = History(prices)
+        self._history = HolderHistories(prices)
         self._live = Live(console=console, auto_refresh=False)
 
     def __enter__(self) -> LiveTable:
@@ -593,12 +593,14 @@ class LiveTable:
         self._live.update(_drawing(self._history, frame), refresh=True)
 
 
-def print_once(read: FrameReader, clock: Clock, console: Console | None = None, prices: Prices = Prices()) -> int:
+def print_once(
+    read: FrameReader, clock: Clock, console: Console | None = None, prices: HourlyPrices = HourlyPrices()
+) -> int:
     """Print the table once and return the exit code: 0, or 1 if there is no GPU. Busy time is a difference, so the
     function reads twice, a second apart."""
     from gputally.base.terminal import Terminal
 
-    history = History(prices)
+    history = HolderHistories(prices)
     frame = read()
     if frame.devices:
         history.observe(frame)
@@ -609,14 +611,14 @@ def print_once(read: FrameReader, clock: Clock, console: Console | None = None, 
     return 0 if frame.devices else 1
 
 
-def _drawing(history: History, frame: Frame) -> Drawing | str:
+def _drawing(history: HolderHistories, frame: Frame) -> Drawing | str:
     if not frame.devices:
         return "no GPU to watch" + (f" ({frame.message})" if frame.message else "")
     lines = history.lines(frame)
     return Drawing(lines, _summary(frame, lines, history.prices.currency))
 
 
-def _summary(frame: Frame, lines: Sequence[Line], currency: str) -> str:
+def _summary(frame: Frame, lines: Sequence[TopLine], currency: str) -> str:
     held = sum(bool(device.holders) for device in frame.devices)
     count = len(frame.devices)
     parts = [f"{count} GPU{'' if count == 1 else 's'}, {held} held"]

@@ -41,7 +41,7 @@ class TokenUnavailable(AgentError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """An HTTP response. retry_after: the value of the Retry-After header; "" if there is none."""
 
     status: int
@@ -49,7 +49,7 @@ class Answer:
     retry_after: str
 
 
-class TokenFile:
+class BearerToken:
     """A bearer token in a file that another program renews, such as a projected service account token."""
 
     def __init__(self, path: Path) -> None:
@@ -77,7 +77,7 @@ class TokenFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ClientCertificate:
     """The files of a client certificate (PEM, with intermediate certificates) and of its key."""
 
     cert: Path
@@ -85,7 +85,7 @@ class Identity:
 
 
 def connection_to(
-    url: str, ca_file: Path | None, timeout_s: float, identity: Identity | None = None
+    url: str, ca_file: Path | None, timeout_s: float, identity: ClientCertificate | None = None
 ) -> tuple[http.client.HTTPConnection, str]:
     """Return an unopened connection to the host of a URL, and the path of the URL.
 
@@ -130,7 +130,9 @@ class HttpSender:
 
     Raises SettingsError like `connection_to`."""
 
-    def __init__(self, url: str, ca_file: Path | None, timeout_s: float, identity: Identity | None = None) -> None:
+    def __init__(
+        self, url: str, ca_file: Path | None, timeout_s: float, identity: ClientCertificate | None = None
+    ) -> None:
         self._args = url, ca_file, timeout_s, identity
         own = () if identity is None else (identity.cert, identity.key)
         self._files = own if ca_file is None else (*own, ca_file)
@@ -138,7 +140,7 @@ class HttpSender:
         self._connection, self._prefix = connection_to(*self._args)
         self.encrypted = isinstance(self._connection, http.client.HTTPSConnection)
 
-    def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+    def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
         """Send a POST request. If the server has closed the persistent connection, try once more. Raises
         Unreachable."""
         self._reload()
@@ -155,7 +157,7 @@ class HttpSender:
         if len(content) > MAX_ANSWER_BYTES:
             self.close()
             raise Unreachable(f"accountant unreachable: answer larger than {MAX_ANSWER_BYTES} bytes")
-        return Answer(response.status, content, response.getheader("Retry-After", "").strip())
+        return Response(response.status, content, response.getheader("Retry-After", "").strip())
 
     def _reload(self) -> None:
         """Replace the connection if the CAs, the certificate or the key changed."""

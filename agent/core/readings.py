@@ -185,7 +185,7 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class DeviceCondition:
     """The condition of a device at one moment, for people and alerts, never for bills.
 
     throttle_reasons: the bits of NVML's clocks event reasons.
@@ -230,7 +230,7 @@ class DeviceReading(msgspec.Struct, frozen=True, gc=False):
     method: Method = "device"
     processes: tuple[ProcessReading, ...] = ()
     unlisted: tuple[tuple[str, str], ...] = ()
-    condition: Condition = Condition()
+    condition: DeviceCondition = DeviceCondition()
 
     @property
     def unanswered(self) -> bool:
@@ -245,7 +245,7 @@ class DeviceReading(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class NodeSnapshot:
     """Everything that one node reports at `at_ms` (UTC, on the agent's slewed timeline).
 
     allocations: Unavailable if the holders are unknown. The meter then continues with the last known holders, marks the
@@ -272,7 +272,7 @@ class DriverReplaced(AgentError):
 class Source(Protocol):
     """Reads a node: the real machine or a simulated one."""
 
-    def snapshot(self, at_ms: int) -> Snapshot:
+    def snapshot(self, at_ms: int) -> NodeSnapshot:
         """Read everything at `at_ms` (UTC milliseconds, never decreasing). A failed reading is Unavailable. Raises
         DriverReplaced."""
         ...

@@ -1,13 +1,13 @@
-"""Defines the two clocks of the agent: `SteadyClock` rejects a wrong wall clock, `Timeline` never runs backwards.
+"""Defines the two clocks of the agent: `SteadyClock` rejects a wrong wall clock, `SteadyTimeline` never runs backwards.
 
 If the machine's clock jumps by an hour or a year and is corrected a minute later, no record may carry the wrong date.
 After such a jump, `SteadyClock` compares the new wall time with the time in the accountant's answers. If the two
 contradict each other, `SteadyClock` continues with the monotonic clock. If they agree, or if the accountant has not
 answered in this boot, `SteadyClock` uses the new wall time.
 
-Every time in the meter comes from `Timeline`. It advances with the monotonic clock, so durations are real durations. It
-approaches the wall clock at a bounded rate. It adopts at once a wall clock that was set ahead by more than `STEP_MS`.
-If the wall clock was set back, `Timeline` runs slow until the two agree, so spans never overlap.
+Every time in the meter comes from `SteadyTimeline`. It advances with the monotonic clock, so durations are real
+durations. It approaches the wall clock at a bounded rate. It adopts at once a wall clock that was set ahead by more
+than `STEP_MS`. If the wall clock was set back, `SteadyTimeline` runs slow until the two agree, so spans never overlap.
 
 The origin of a wall clock is the wall time at which the monotonic clock was 0. Only setting the wall clock moves it."""
 
@@ -103,7 +103,7 @@ STEP_MS = MS_PER_SECOND
 """A wall clock that moved by more than this against the timeline was set, not adjusted by NTP."""
 
 
-class Timeline:
+class SteadyTimeline:
     """A timeline whose `now_ms` never decreases. Between two calls it advances by the monotonic duration, plus or minus
     the slew (SLEW_PPM; FAST_SLEW_PPM after a step back), except when it adopts a step forwards."""
 

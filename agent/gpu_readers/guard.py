@@ -37,10 +37,10 @@ def guarded(name: str, place: str, surroundings: Surroundings) -> ChosenReader:
     try:
         plugin = named(SEAM, GpuReaderPlugin, name)
     except BrokenPlugin as error:
-        return ChosenReader(name, Guard(name, _raises(error), fills=False))
+        return ChosenReader(name, GuardedReader(name, _raises(error), fills=False))
     except NoPlugin as error:
         raise SettingsError(f"gpu_readers: {error}") from error
-    guard = Guard(name, lambda: opened(plugin, place, surroundings), fills=plugin.fills)
+    guard = GuardedReader(name, lambda: opened(plugin, place, surroundings), fills=plugin.fills)
     guard.open()
     return ChosenReader(name, guard, plugin.fills)
 
@@ -52,7 +52,7 @@ def _raises(error: Exception) -> Callable[[], GpuReader]:
     return fail
 
 
-class Guard:
+class GuardedReader:
     """A `GpuReader` around one of another package. open_reader: opens it; it is tried again if it fails."""
 
     def __init__(

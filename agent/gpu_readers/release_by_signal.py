@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from agent.core.readings import Snapshot, Source
+from agent.core.readings import NodeSnapshot, Source
 from agent.gpu_readers.chosen import GpuReaders
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
@@ -34,7 +34,7 @@ class ReleasableSource:
         self._until_ms = self._clock.monotonic_ms() + self._hold_ms
         self._gpus.release(BY_SIGNAL)
 
-    def snapshot(self, at_ms: int) -> Snapshot:
+    def snapshot(self, at_ms: int) -> NodeSnapshot:
         until_ms = self._until_ms
         if until_ms is not None and self._clock.monotonic_ms() >= until_ms:
             self._until_ms = None

@@ -33,12 +33,12 @@ def open_holders(text: str, node: NodeSurroundings) -> tuple[str, HolderSource |
         opened = opening(plugin, place, node)
         if any(one.name == name and one.package == OURS for one in plugins(SEAM, HolderPlugin)):
             return name, opened()
-    from agent.holders.guard import Guard
+    from agent.holders.guard import GuardedSource
 
     def fail() -> HolderSource:
         raise broken or SettingsError(f"holders: {name} opened no source")
 
-    guard = Guard(name, node.node, fail if broken is not None else lambda: opened() or fail())
+    guard = GuardedSource(name, node.node, fail if broken is not None else lambda: opened() or fail())
     guard.open()
     return name, guard
 

@@ -33,7 +33,7 @@ class WrongHoldings(AgentError):
     """A source returned what are no holders of this node."""
 
 
-class Guard:
+class GuardedSource:
     """A `HolderSource` around one of another package. open_source: opens it; it is tried again if it fails."""
 
     def __init__(

@@ -30,9 +30,9 @@ from agent.core.readings import (
     Allocation,
     DeviceReading,
     HolderReading,
+    NodeSnapshot,
     ProcessReading,
     Reading,
-    Snapshot,
     Unavailable,
     sum_readings,
 )
@@ -268,7 +268,7 @@ class NodeSource:
         """The holders of the processes that ran at the last reading, by process number."""
         self._readings = 0
 
-    def snapshot(self, at_ms: int) -> Snapshot:
+    def snapshot(self, at_ms: int) -> NodeSnapshot:
         """Read the node. Raises agent.core.readings.DriverReplaced if only a new process can continue."""
         scan = self._gpus.read(at_ms)
         took_ms = list(scan.took_ms)
@@ -312,7 +312,7 @@ class NodeSource:
         facts = pods.facts if self._pods is not None else self._named_facts(running, at_ms)
         of_pods = (pods.sources or ((self._name, pods.fault),)) if self._pods is not None else ()
         sources = (*scan.sources, *of_pods)
-        return Snapshot(
+        return NodeSnapshot(
             at_ms, devices, allocations, facts, sources, (*took_ms, *pods.took_ms), tuple(sorted(unknown.items()))
         )
 

@@ -29,8 +29,8 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from agent.core.readings import Allocation, DeviceReading, Gpu, Snapshot, Unavailable
-from agent.metering.reading_deltas import NO_HOLDER_READING, Holders, Step, index_holders, measure, method_of
+from agent.core.readings import Allocation, DeviceReading, Gpu, NodeSnapshot, Unavailable
+from agent.metering.reading_deltas import NO_HOLDER_READING, Holders, ReadingDelta, index_holders, measure, method_of
 from agent.metering.usage_attribution import (
     Layout,
     Share,
@@ -139,7 +139,7 @@ class OpenSpan:
         """Positions of the shares whose memory was missing while other figures were read."""
         self._device_memory = _Total()
 
-    def add(self, step: Step, start_ms: int, end_ms: int, gap: str = "") -> None:
+    def add(self, step: ReadingDelta, start_ms: int, end_ms: int, gap: str = "") -> None:
         """Add a step over [start_ms, end_ms), which begins where the last step ended.
 
         gap: why the holders were unknown in the step; "" if they were known."""
@@ -424,7 +424,7 @@ class Meter:
         self._carry: dict[str, GpuState] = {}
         """The states of GPUs that are not metered now, but that may still have the same holders, by GPU uuid."""
 
-    def observe(self, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
+    def observe(self, snapshot: NodeSnapshot) -> tuple[ClosedSet, ...]:
         """Meter the time up to a snapshot. Return the sets that close, at multiples of the interval or because holders
         changed.
 
@@ -444,7 +444,7 @@ class Meter:
         self._at_ms = at_ms
         return tuple(closed)
 
-    def _continue(self, snapshot: Snapshot, unknown: Mapping[str, str]) -> list[ClosedSet]:
+    def _continue(self, snapshot: NodeSnapshot, unknown: Mapping[str, str]) -> list[ClosedSet]:
         """Meter the devices that are metered already, up to the snapshot. Return the sets that close."""
         if self._at_ms is None or not self._open or self._allocations is None:
             return []
@@ -475,7 +475,7 @@ class Meter:
                 self._open[uuid] = _MeteredGpu(after, index, allocations, at_ms, open_.idle_power_mw, layout, unsure)
         return closed
 
-    def _begin(self, snapshot: Snapshot, unknown: Mapping[str, str]) -> list[ClosedSet]:
+    def _begin(self, snapshot: NodeSnapshot, unknown: Mapping[str, str]) -> list[ClosedSet]:
         """Start to meter new devices whose holders are known. Return the sets of the time since an earlier state."""
         if self._allocations is None:
             return []
@@ -532,7 +532,7 @@ class Meter:
         """Return the encoded state at the end of the last closed sets. Store both in one transaction."""
         return encode(self._boot_id, [*self._carry.values(), *[open_.state() for open_ in self._open.values()]])
 
-    def resume(self, state: bytes, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
+    def resume(self, state: bytes, snapshot: NodeSnapshot) -> tuple[ClosedSet, ...]:
         """Start from an encoded state, then observe the first snapshot after the restart. Return the sets that close.
 
         Holders that still hold the same device get rows from the end of their last row to the first snapshot with known
@@ -604,7 +604,7 @@ class Meter:
         return min((at_ms // self._interval_ms + 1) * self._interval_ms, self._month_edge_ms)
 
 
-def _unknown_holders(snapshot: Snapshot) -> dict[str, str]:
+def _unknown_holders(snapshot: NodeSnapshot) -> dict[str, str]:
     """Return why the holders of a GPU are unknown, by the uuid of each such GPU."""
     if isinstance(snapshot.allocations, Unavailable):
         return {device.gpu.uuid: snapshot.allocations.reason for device in snapshot.devices}

@@ -1,8 +1,8 @@
 """Computes what happened on one GPU between two readings.
 
-`measure` turns two readings into a `Step`. A step can be cut at instants inside it, and the pieces add up to the step.
-A figure that could not be read is unknown and has a reason; it is never zero. A counter that seems to decrease has
-started again. The results are deterministic integers."""
+`measure` turns two readings into a `ReadingDelta`. A step can be cut at instants inside it, and the pieces add up to
+the step. A figure that could not be read is unknown and has a reason; it is never zero. A counter that seems to
+decrease has started again. The results are deterministic integers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MISSED = Unavailable("samples missed")
 NO_HOLDER_READING = "no per-holder reading"
 
 
-class Step(msgspec.Struct, frozen=True, gc=False):
+class ReadingDelta(msgspec.Struct, frozen=True, gc=False):
     """The differences between two readings of one device. A sequence has one entry per part or share of the layout.
 
     busy_known: True if the busy time of the device or of one of its parts was read.
@@ -71,7 +71,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     device_memory_mib: int | None
     idle_power_mw: int | None
 
-    def pieces(self, layout: Layout, instants: Sequence[int]) -> list[Step]:
+    def pieces(self, layout: Layout, instants: Sequence[int]) -> list[ReadingDelta]:
         """Cut the step at `instants`, of which the first and the last are its start and end. The pieces add up to the
         step exactly.
 
@@ -111,7 +111,7 @@ def index_holders(reading: DeviceReading) -> Holders:
 
 def measure(
     layout: Layout, before: DeviceReading, after: DeviceReading | Unavailable, holders: Holders, holders_after: Holders
-) -> Step:
+) -> ReadingDelta:
     """Return the step from one reading of a device to the next.
 
     after: Unavailable, with the reason, if there is no next reading.
@@ -131,7 +131,7 @@ def measure(
         busy = _reconciled(layout, device, parts, after, holders, holders_after)
     idle = busy.device == 0 and not (isinstance(device, Unavailable) and any(busy.reasons))
     sm_active_us, tensor_active_us = _activities(parts, before)
-    return Step(
+    return ReadingDelta(
         *busy,
         _or_none(energy),
         sm_active_us,
@@ -147,7 +147,7 @@ _PartReadings = list[tuple[_PartReading, _PartReading]]
 
 
 class _Busy(NamedTuple):
-    """The busy times of a step; see `Step`."""
+    """The busy times of a step; see `ReadingDelta`."""
 
     known: bool
     device: int
@@ -241,11 +241,11 @@ def _reconcile(part: GpuPart, whole: Reading, holders: list[Reading], others: in
     return whole, [whole] * len(holders)
 
 
-def _unknown(layout: Layout, before: DeviceReading, why: Unavailable) -> Step:
+def _unknown(layout: Layout, before: DeviceReading, why: Unavailable) -> ReadingDelta:
     reason = before.busy_us.reason if isinstance(before.busy_us, Unavailable) else why.reason
     zeros = (0,) * len(layout.parts)
     shares = len(layout.shares)
-    return Step(
+    return ReadingDelta(
         False, 0, zeros, (0,) * shares, zeros, (reason,) * shares, (0,) * shares, 0,
         None, None, None, (None,) * shares, None, None,
     )  # fmt: skip

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.core.readings import DeviceReading, Gpu, Snapshot, Unavailable
+from agent.core.readings import DeviceReading, Gpu, NodeSnapshot, Unavailable
 from agent.metering.meter import ClosedSet
 from agent.metrics.metric_families import Family, names, plus, put
 from agent.wire import UsageInterval
@@ -59,10 +59,10 @@ class DcgmOutput:
     def __init__(self, node: str) -> None:
         self._node = node
         self._lock = threading.Lock()
-        self._snapshot = Snapshot(0, (), ())
+        self._snapshot = NodeSnapshot(0, (), ())
         self._shares: dict[str, dict[Labels, _Share]] = {}
 
-    def observe(self, snapshot: Snapshot, sets: Sequence[ClosedSet]) -> None:
+    def observe(self, snapshot: NodeSnapshot, sets: Sequence[ClosedSet]) -> None:
         """Update from a snapshot and the sets that closed with it."""
         with self._lock:
             self._snapshot = snapshot

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
-from agent.core.readings import Snapshot, Unavailable
+from agent.core.readings import NodeSnapshot, Unavailable
 from agent.metering.meter import ClosedSet
 from agent.metrics import metric_families
 from agent.metrics.metric_families import DeviceTotals, Family, Operations, Place, PodKey, TextFormat, names
@@ -53,7 +53,7 @@ class AgentMetrics:
         self._version = version
         self._lock = threading.Lock()
         self._text = TextFormat()
-        self._snapshot = Snapshot(0, (), Unavailable("not read yet"))
+        self._snapshot = NodeSnapshot(0, (), Unavailable("not read yet"))
         self._operations = Operations()
         self._devices: dict[str, DeviceTotals] = {}
         self._pods: dict[PodKey, DeviceTotals] = {}
@@ -66,7 +66,7 @@ class AgentMetrics:
         self._retired_ms = 0
         self._compatible = compatible
 
-    def observe(self, snapshot: Snapshot, sets: Sequence[ClosedSet]) -> None:
+    def observe(self, snapshot: NodeSnapshot, sets: Sequence[ClosedSet]) -> None:
         """Update from a snapshot and the sets that closed with it."""
         if self._compatible is not None:
             self._compatible.observe(snapshot, sets)

@@ -24,7 +24,7 @@ from math import inf, isnan
 from operator import attrgetter
 from typing import Literal
 
-from agent.core.readings import DeviceReading, HolderReading, Reading, Snapshot, Unavailable
+from agent.core.readings import DeviceReading, HolderReading, NodeSnapshot, Reading, Unavailable
 from agent.wire import Holder, PodFacts, UsageInterval
 from gputally.base.background_tasks import FAILURES_HELP, STOPPED_HELP, TaskState
 from gputally.base.units import MS_PER_SECOND
@@ -187,7 +187,10 @@ def names(holder: Holder) -> tuple[str, str, str]:
 
 
 def of_pods(
-    snapshot: Snapshot, sums: Mapping[PodKey, DeviceTotals], newest: Mapping[Place, PodKey], facts: Iterable[PodFacts]
+    snapshot: NodeSnapshot,
+    sums: Mapping[PodKey, DeviceTotals],
+    newest: Mapping[Place, PodKey],
+    facts: Iterable[PodFacts],
 ) -> Iterator[Family]:
     """Yield the families of the holders, and the family with the facts of the pods.
 
@@ -341,7 +344,7 @@ _THROTTLE_REASONS = (
 )
 
 
-def of_devices(snapshot: Snapshot, sums: Mapping[str, DeviceTotals], node: str) -> Iterator[Family]:
+def of_devices(snapshot: NodeSnapshot, sums: Mapping[str, DeviceTotals], node: str) -> Iterator[Family]:
     """Yield the families of the physical GPUs. They have one series per GPU, or one per GPU and error code, for
     example."""
     readings = snapshot.devices
@@ -450,7 +453,7 @@ def _condition(readings: Sequence[DeviceReading]) -> Iterator[Family]:
     yield from (temperature, sm_clock, memory_clock, throttled)
 
 
-def _disagreements(snapshot: Snapshot) -> Family:
+def _disagreements(snapshot: NodeSnapshot) -> Family:
     family = gauge(
         "attribution_disagreements",
         "Pods whose processes run on the GPU although the kubelet has not allocated it to them.",

@@ -35,7 +35,7 @@ from pathlib import Path
 import msgspec
 
 from agent.core.readings import Allocation
-from agent.simulation.simulated_node import MODELS, Event, SimulatedNode, SimulatedSource, make_gpu
+from agent.simulation.simulated_node import MODELS, SimulatedEvent, SimulatedNode, SimulatedSource, make_gpu
 from agent.wire import Holder, HolderKind, PodFacts, SharingMode
 from gputally.base.yaml_file import Document, FileFault, convert, read
 
@@ -138,7 +138,7 @@ def _node(document: Document, scenario: _Scenario, name: str, start_ms: int) -> 
     return SimulatedNode(name, gpus, start_ms=start_ms, per_holder=scenario.per_holder)
 
 
-def _events(document: Document, scenario: _Scenario, origin_ms: int, node: str) -> list[tuple[int, Event]]:
+def _events(document: Document, scenario: _Scenario, origin_ms: int, node: str) -> list[tuple[int, SimulatedEvent]]:
     """Return the events in the order of their times, each with its position in the file."""
     faults = []
     events = []
@@ -155,13 +155,13 @@ def _events(document: Document, scenario: _Scenario, origin_ms: int, node: str) 
         else:
             faults.append(f"{place}: an event needs either at_ms or after_ms")
             continue
-        events.append((index, Event(at_ms, _action(event, at_ms, node))))
+        events.append((index, SimulatedEvent(at_ms, _action(event, at_ms, node))))
     if faults:
         raise FileFault(faults)
     return sorted(events, key=lambda placed: placed[1].at_ms)
 
 
-def _apply_all(document: Document, events: Sequence[tuple[int, Event]], node: SimulatedNode) -> None:
+def _apply_all(document: Document, events: Sequence[tuple[int, SimulatedEvent]], node: SimulatedNode) -> None:
     for index, event in events:
         try:
             event.apply(node)

@@ -26,7 +26,7 @@ from agent.core.readings import (
     HolderReading,
     InstanceReading,
     MigInstance,
-    Snapshot,
+    NodeSnapshot,
     Unavailable,
 )
 from agent.wire import Holder, PodFacts
@@ -39,7 +39,7 @@ _DRIVER = "580.105.08"
 
 
 @dataclass(frozen=True, slots=True)
-class GpuModel:
+class SimulatedModel:
     """A model of GPU: its name, memory, and power when idle and when fully busy."""
 
     name: str
@@ -48,8 +48,8 @@ class GpuModel:
     active_mw: int
 
 
-H100 = GpuModel("NVIDIA H100 80GB HBM3", 81_559, 70_000, 700_000)
-A100 = GpuModel("NVIDIA A100-SXM4-80GB", 81_920, 55_000, 400_000)
+H100 = SimulatedModel("NVIDIA H100 80GB HBM3", 81_559, 70_000, 700_000)
+A100 = SimulatedModel("NVIDIA A100-SXM4-80GB", 81_920, 55_000, 400_000)
 MODELS = {"H100": H100, "A100": A100}
 
 # Compute sevenths and memory eighths. Source: NVIDIA MIG user guide, supported profiles of 80 GB GPUs.
@@ -63,7 +63,7 @@ MIG_PROFILES = {
 }
 
 
-def make_gpu(uuid: str, index: int, model: GpuModel, mig: Sequence[str] = ()) -> Gpu:
+def make_gpu(uuid: str, index: int, model: SimulatedModel, mig: Sequence[str] = ()) -> Gpu:
     """Return a GPU, divided into MIG instances of these profiles.
 
     Raises ValueError for an unknown profile, and for more instances than fit on the GPU."""
@@ -166,7 +166,7 @@ class Placement:
 class SimulatedGpu:
     """One simulated GPU."""
 
-    def __init__(self, gpu: Gpu, model: GpuModel, start_ms: int) -> None:
+    def __init__(self, gpu: Gpu, model: SimulatedModel, start_ms: int) -> None:
         self.gpu = gpu
         self.idle_mw = model.idle_mw
         self.extra_mw = model.active_mw - model.idle_mw
@@ -398,7 +398,7 @@ class SimulatedNode:
 
     # --- readings ---------------------------------------------------------------------------
 
-    def snapshot(self, at_ms: int) -> Snapshot:
+    def snapshot(self, at_ms: int) -> NodeSnapshot:
         """Read the node at `at_ms`, which is not before the last change. Raises NodeOffline while the node is down.
 
         The facts of a pod that ended are in the next two snapshots."""
@@ -419,7 +419,7 @@ class SimulatedNode:
                 del self._ended[uid], self._facts[uid]
             else:
                 self._ended[uid] = 1
-        return Snapshot(at_ms, devices, allocations, facts, (("simulated", ""),))
+        return NodeSnapshot(at_ms, devices, allocations, facts, (("simulated", ""),))
 
     def _read(self, device: SimulatedGpu, at_ms: int) -> DeviceReading:
         epoch = str(device.epoch)
@@ -537,7 +537,7 @@ def _check_utilisation(utilisation_ppm: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class SimulatedEvent:
     """A change of a node at `at_ms`."""
 
     at_ms: int
@@ -547,12 +547,12 @@ class Event:
 class SimulatedSource:
     """An `agent.core.readings.Source` over a simulated node: it applies due events, then reads the node."""
 
-    def __init__(self, node: SimulatedNode, events: Sequence[Event] = ()) -> None:
+    def __init__(self, node: SimulatedNode, events: Sequence[SimulatedEvent] = ()) -> None:
         self.node = node
         self._events = sorted(events, key=lambda event: event.at_ms)
         self._next = 0
 
-    def snapshot(self, at_ms: int) -> Snapshot:
+    def snapshot(self, at_ms: int) -> NodeSnapshot:
         """Apply the events that are due, and read the node. Raises NodeOffline while the node is down."""
         while self._next < len(self._events) and self._events[self._next].at_ms <= at_ms:
             event = self._events[self._next]

@@ -42,8 +42,8 @@ from agent.upload.spool_file import (
     SPOOL_DAMAGED,
     SYSTEM_RANDOM,
     OutboxUnavailable,
-    Record,
     Spool,
+    SpoolRecord,
     loss,
     renumbered,
     uuid7_ms,
@@ -143,9 +143,9 @@ def shifted_facts(facts: PodFacts, by_ms: int) -> PodFacts:
     return msgspec.structs.replace(facts, observed_ms=facts.observed_ms + by_ms)
 
 
-def within(groups: list[list[Record]], max_bytes: int, max_units: int | None) -> list[list[Record]]:
+def within(groups: list[list[SpoolRecord]], max_bytes: int, max_units: int | None) -> list[list[SpoolRecord]]:
     """Return the first groups that fit into `max_bytes`: at least one, and at most `max_units` (None: no limit)."""
-    fitting: list[list[Record]] = []
+    fitting: list[list[SpoolRecord]] = []
     size = 0
     for group in groups[:max_units]:
         size += sum([len(record.payload) for record in group])
@@ -155,7 +155,7 @@ def within(groups: list[list[Record]], max_bytes: int, max_units: int | None) ->
     return fitting
 
 
-def assemble(groups: list[list[Record]], oldest_seq: int) -> Pending:
+def assemble(groups: list[list[SpoolRecord]], oldest_seq: int) -> Pending:
     """Return the records of these units as they are sent: with their numbers, and parked ones as skipped numbers. A
     unit that cannot be decoded is skipped too."""
     intervals: list[UsageInterval] = []
@@ -176,7 +176,7 @@ def assemble(groups: list[list[Record]], oldest_seq: int) -> Pending:
     return Pending(first, last, oldest_seq, len(groups), tuple(intervals), tuple(facts), tuple(skipped))
 
 
-def _decoded(record: Record) -> UsageInterval | PodFacts:
+def _decoded(record: SpoolRecord) -> UsageInterval | PodFacts:
     """Return the record with its number. Raises ValueError, RecursionError."""
     decoder = _facts if record.kind == FACTS else _interval
     return msgspec.structs.replace(decoder.decode(record.payload), seq=record.seq)
@@ -367,7 +367,7 @@ class Outbox:
         """Shift the times of the unconfirmed records, by the id of the clock origin that dated them, and store a value
         in the same transaction. Return the number of shifted records."""
 
-        def shifted(record: Record) -> Record | None:
+        def shifted(record: SpoolRecord) -> SpoolRecord | None:
             error_ms = by_ms.get(record.origin)
             if error_ms is None or record.kind == LOSS:
                 return None
@@ -417,7 +417,7 @@ class Outbox:
             unit = seq + 1
             for payload in payloads:
                 seq += 1
-                records.append(Record(seq, unit, len(payloads), kind, origin, now, None, payload).sealed())
+                records.append(SpoolRecord(seq, unit, len(payloads), kind, origin, now, None, payload).sealed())
         self._spool.insert(records)
         marks = self._spool.marks
         self._spool.mark(last_seq=seq, rows=marks.rows + len(records), bytes=marks.bytes + size)

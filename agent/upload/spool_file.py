@@ -116,7 +116,7 @@ class _Damage(sqlite3.DatabaseError):
     sqlite_errorcode = sqlite3.SQLITE_CORRUPT
 
 
-class Record(NamedTuple):
+class SpoolRecord(NamedTuple):
     """A stored record.
 
     seq: its sequence number.
@@ -140,7 +140,7 @@ class Record(NamedTuple):
     def intact(self) -> bool:
         return self.checksum == self._sum()
 
-    def sealed(self) -> Record:
+    def sealed(self) -> SpoolRecord:
         """Return the record with its checksum."""
         return self._replace(checksum=self._sum())
 
@@ -325,9 +325,9 @@ def _is_damage(error: sqlite3.Error | UnicodeDecodeError) -> bool:
 # --- repair ---------------------------------------------------------------------------------------------------------
 
 
-def intact_units(records: Iterable[Record]) -> Iterator[list[Record]]:
+def intact_units(records: Iterable[SpoolRecord]) -> Iterator[list[SpoolRecord]]:
     """Yield the units whose records are all there and intact. records: in the order of their numbers."""
-    unit: list[Record] = []
+    unit: list[SpoolRecord] = []
     for record in records:
         if unit and (record.unit, record.seq) != (unit[0].seq, unit[-1].seq + 1):
             unit = []
@@ -356,7 +356,7 @@ def _repair(db: sqlite3.Connection, now_ms: int) -> SpoolMarks:
         )
     rows = size = parked = 0
     sound: list[tuple[int, int]] = []
-    for unit in intact_units(map(Record._make, db.execute("SELECT * FROM record ORDER BY seq"))):
+    for unit in intact_units(map(SpoolRecord._make, db.execute("SELECT * FROM record ORDER BY seq"))):
         rows += len(unit)
         size += sum([len(record.payload) + ROW_OVERHEAD for record in unit])
         parked += sum([record.parked is not None for record in unit])
@@ -396,9 +396,9 @@ def _replace_by_losses(db: sqlite3.Connection, first: int, last: int, now_ms: in
     )
 
 
-def loss(seq: int, now_ms: int, reason: str) -> Record:
+def loss(seq: int, now_ms: int, reason: str) -> SpoolRecord:
     """Return a record that stands for lost ones."""
-    return Record(seq, seq, 1, LOSS, 0, now_ms, reason, b"").sealed()
+    return SpoolRecord(seq, seq, 1, LOSS, 0, now_ms, reason, b"").sealed()
 
 
 def _salvage(
@@ -450,7 +450,7 @@ def _salvage(
     )
 
 
-def renumbered(record: Record, by: int) -> Record:
+def renumbered(record: SpoolRecord, by: int) -> SpoolRecord:
     """Return the record with another number."""
     return record._replace(seq=record.seq + by, unit=record.unit + by).sealed()
 
@@ -463,7 +463,7 @@ def _readable_value(db: sqlite3.Connection, key: str) -> bytes | None:
     return None
 
 
-def _readable_records(db: sqlite3.Connection, marks: SpoolMarks | None) -> Iterator[Record]:
+def _readable_records(db: sqlite3.Connection, marks: SpoolMarks | None) -> Iterator[SpoolRecord]:
     """Yield the records that can be read, in the order of their numbers."""
     last = None if marks is None else marks.last_seq
     seq = 0 if marks is None else marks.oldest_seq - 1
@@ -479,7 +479,7 @@ def _readable_records(db: sqlite3.Connection, marks: SpoolMarks | None) -> Itera
             return
         failed = 0
         seq = row[0]
-        yield Record._make(row)
+        yield SpoolRecord._make(row)
 
 
 def _mend_first_page(path: Path) -> None:
@@ -547,7 +547,7 @@ def _decoded_marks(value: bytes | None) -> SpoolMarks | None:
     return None if value is None else _stored_marks.decode(value)
 
 
-def _insert(db: sqlite3.Connection, records: Iterable[Record]) -> None:
+def _insert(db: sqlite3.Connection, records: Iterable[SpoolRecord]) -> None:
     db.executemany("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", records)
 
 
@@ -646,19 +646,19 @@ class Spool:
         """Store a value beside the records, within a transaction."""
         _put(self.db, key, value)
 
-    def records(self, condition: str, *values: int) -> list[Record]:
+    def records(self, condition: str, *values: int) -> list[SpoolRecord]:
         """Return the records that a condition in SQL selects. Use it within `reading` or `transaction`."""
         rows = self.db.execute(f"SELECT * FROM record WHERE {condition}", values)  # noqa: S608 - only constants
-        records = list(map(Record._make, rows))
+        records = list(map(SpoolRecord._make, rows))
         if damaged := [record.seq for record in records if not record.intact]:
             raise _Damage(f"record {damaged[0]} is damaged")
         return records
 
-    def insert(self, records: Iterable[Record]) -> None:
+    def insert(self, records: Iterable[SpoolRecord]) -> None:
         """Store new records, with their checksums, within a transaction."""
         _insert(self.db, records)
 
-    def update(self, condition: str, values: Iterable[int], change: Callable[[Record], Record | None]) -> int:
+    def update(self, condition: str, values: Iterable[int], change: Callable[[SpoolRecord], SpoolRecord | None]) -> int:
         """Replace each record that a condition in SQL selects by what `change` returns, within a transaction. None
         leaves a record as it is. The number of a record may only decrease, by the same for all. Return the number of
         changed records."""

@@ -33,7 +33,14 @@ from typing import Final, Literal
 
 import msgspec
 
-from agent.core.lean_http_client import Answer, HttpSender, Identity, TokenFile, TokenUnavailable, Unreachable
+from agent.core.lean_http_client import (
+    BearerToken,
+    ClientCertificate,
+    HttpSender,
+    Response,
+    TokenUnavailable,
+    Unreachable,
+)
 from agent.upload.spool import LOSSES, Outbox, Pending
 from agent.upload.spool_file import CLOCK_ORIGINS, SYSTEM_RANDOM, OutboxUnavailable
 from agent.wire import PROBLEM, Ack, Batch
@@ -243,7 +250,7 @@ class Uploader:
         clock: Clock,
         *,
         ca_file: Path | None = None,
-        identity: Identity | None = None,
+        identity: ClientCertificate | None = None,
         max_rows: int = 2_000,
         max_bytes: int = 1_000_000,
         timeout_s: float = 30.0,
@@ -257,7 +264,7 @@ class Uploader:
         self._cluster = cluster
         self._node = node
         self._clock = clock
-        self._token = TokenFile(token_file) if token_file is not None else None
+        self._token = BearerToken(token_file) if token_file is not None else None
         self._sender = HttpSender(url, ca_file, timeout_s, identity) if url else None
         if self._sender is not None and self._token is not None and not self._sender.encrypted:
             log.warning("the token travels unencrypted: use https", extra={"url": url})
@@ -331,7 +338,7 @@ class Uploader:
 
     # --- answers ---------------------------------------------------------------------------------
 
-    def _obey(self, answer: Answer, pending: Pending, answered_ms: int) -> ShipResult:
+    def _obey(self, answer: Response, pending: Pending, answered_ms: int) -> ShipResult:
         """Do what an answer requires. answered_ms: the monotonic time at which the accountant answered."""
         if 200 <= answer.status < 300:
             return self._accepted(answer, pending, answered_ms)
@@ -352,7 +359,7 @@ class Uploader:
             return self._unpark(pending, answer, problem) if declared_only else self._park(pending, problem)
         return self._retry(f"HTTP {answer.status} {problem.slug}", answer)
 
-    def _accepted(self, answer: Answer, pending: Pending, answered_ms: int) -> ShipResult:
+    def _accepted(self, answer: Response, pending: Pending, answered_ms: int) -> ShipResult:
         try:
             ack = _ack_decoder.decode(answer.body)
         except UNDECODABLE:
@@ -400,11 +407,11 @@ class Uploader:
         )
         return ShipResult("parked", detail=f"{pending.first_seq}: {problem.slug}")
 
-    def _unpark(self, pending: Pending, answer: Answer, problem: _Problem) -> ShipResult:
+    def _unpark(self, pending: Pending, answer: Response, problem: _Problem) -> ShipResult:
         self._outbox.unpark(pending.first_seq)
         return self._retry(f"the accountant refuses the batch's own fields: {problem.slug}", answer)
 
-    def _retry(self, detail: str, answer: Answer | None = None) -> ShipResult:
+    def _retry(self, detail: str, answer: Response | None = None) -> ShipResult:
         """Schedule the next attempt after a failure: exponential back-off with full jitter, and at least Retry-After.
 
         Source: AWS Architecture Blog, "Exponential Backoff And Jitter" (2015); RFC 9110, 10.2.3."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from agent.gpu_readers.chosen import ChosenReader, GpuReaders
 from agent.gpu_readers.nvml.driver_lifecycle import Gpus
-from agent.gpu_readers.nvml.nvml_library import Driver, Fault
+from agent.gpu_readers.nvml.nvml_library import Driver, NvmlFault
 from agent.holders.kubelet.kubelet_grpc_client import Kubelet, KubeletAnswer, UnaryChannel
 from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import PodLogs, ProcessTable
@@ -205,7 +205,7 @@ def read_machine(proc: Path, clock: Clock) -> Machine:
             snapshot = source.snapshot(clock.wall_ms())
         try:
             count = int(driver.call("nvmlDeviceGetCount"))
-        except Fault:  # the driver did not start, or was lost meanwhile
+        except NvmlFault:  # the driver did not start, or was lost meanwhile
             count = len(snapshot.devices)
         return Machine(snapshot, count, agents_pod=_AGENT_VARIABLE in os.environ)
     finally:

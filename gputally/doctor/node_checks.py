@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from agent.core.readings import Allocation, DeviceReading, Snapshot, Unavailable
+from agent.core.readings import Allocation, DeviceReading, NodeSnapshot, Unavailable
 from agent.gpu_readers.nvml.nvml_library import NO_GPUS_REMEDY, remedy
 from gputally.doctor.findings import CannotCheck, CheckResult, Finding, first_findings, joined_names
 from gputally.kubernetes.objects import Kind, Object, gpus_of_node, value_at
@@ -23,7 +23,7 @@ class Machine:
     counted: the number of GPUs that the driver counts, including lost ones that cannot be opened.
     agents_pod: True if the doctor runs in the container of an agent. Then the node must have GPUs."""
 
-    snapshot: Snapshot
+    snapshot: NodeSnapshot
     counted: int
     agents_pod: bool = False
 
@@ -76,7 +76,7 @@ def _missing_reading(name: str, devices: Sequence[DeviceReading]) -> Iterable[Fi
         yield Finding("warning", text, f"GPU {joined_names(indices, 8)}", remedy)
 
 
-def foreign_processes(snapshot: Snapshot) -> CheckResult:
+def foreign_processes(snapshot: NodeSnapshot) -> CheckResult:
     """Find processes that hold a GPU of a Kubernetes node and belong to no pod. Raises CannotCheck if the processes
     cannot be read."""
     if isinstance(snapshot.allocations, Unavailable):

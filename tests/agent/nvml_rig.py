@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
-from agent.core.readings import Allocation, Gpu, Snapshot
+from agent.core.readings import Allocation, Gpu, NodeSnapshot
 from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 from agent.gpu_readers.nvml.nvml_device import Access
 from agent.gpu_readers.nvml.nvml_library import Driver
@@ -97,12 +97,12 @@ class Rig:
         self.now_ms += milliseconds
         self.fake.tell(f"at {self.now_ms * 1_000}")
 
-    def look(self) -> Snapshot:
+    def look(self) -> NodeSnapshot:
         snapshot = self.source.snapshot(self.now_ms)
         self.closed += self.meter.observe(snapshot)
         return snapshot
 
-    def tick(self, milliseconds: int = 1_000) -> Snapshot:
+    def tick(self, milliseconds: int = 1_000) -> NodeSnapshot:
         self.wait(milliseconds)
         return self.look()
 

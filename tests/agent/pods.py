@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agent.holders.kubelet.kubernetes_api_objects import PodView, read
-from agent.holders.kubelet.lean_list_watch import PodStore, Reflector
+from agent.holders.kubelet.lean_list_watch import LeanReflector, PodStore
 from agent.wire import PodFacts
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock, SystemClock
@@ -92,7 +92,7 @@ class Seen(PodStore):
 class Following:
     """Runs a reflector on a thread of its own."""
 
-    def __init__(self, reflector: Reflector) -> None:
+    def __init__(self, reflector: LeanReflector) -> None:
         self.reflector = reflector
         self._stop = threading.Event()
         self.errors = list[Exception]()

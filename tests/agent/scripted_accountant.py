@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from agent.core.readings import Allocation, Snapshot
+from agent.core.readings import Allocation, NodeSnapshot
 from agent.core.settings import Settings
 from agent.main_loop import Agent
 from agent.metering.meter import ClosedSet
@@ -151,10 +151,10 @@ class Flaky:
         self.error: Exception | None = None
         self.closed = False
 
-    def snapshot(self, at_ms: int) -> Snapshot:
+    def snapshot(self, at_ms: int) -> NodeSnapshot:
         if self.error is not None:
             raise self.error
-        snapshot: Snapshot = self.inner.snapshot(at_ms)
+        snapshot: NodeSnapshot = self.inner.snapshot(at_ms)
         return snapshot
 
     def close(self) -> None:

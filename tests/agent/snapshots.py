@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from agent.core.readings import Allocation, DeviceReading, HolderReading, Reading, Snapshot, Unavailable
+from agent.core.readings import Allocation, DeviceReading, HolderReading, NodeSnapshot, Reading, Unavailable
 from agent.metering.meter import ClosedSet, Meter
 from agent.simulation.simulated_node import A100, H100, make_gpu
 from agent.wire import UsageInterval
@@ -29,8 +29,10 @@ def replaced(reading: DeviceReading, **changes: object) -> DeviceReading:
     return msgspec.structs.replace(reading, **changes)
 
 
-def snapshot(after_ms: int, devices: Sequence[DeviceReading], *allocations: Allocation, unknown: str = "") -> Snapshot:
-    return Snapshot(T0 + after_ms, tuple(devices), Unavailable(unknown) if unknown else allocations)
+def snapshot(
+    after_ms: int, devices: Sequence[DeviceReading], *allocations: Allocation, unknown: str = ""
+) -> NodeSnapshot:
+    return NodeSnapshot(T0 + after_ms, tuple(devices), Unavailable(unknown) if unknown else allocations)
 
 
 def used(name: str, busy_s: float, memory_mib: int = 0) -> HolderReading:
@@ -53,7 +55,7 @@ def spans(sets: Sequence[ClosedSet]) -> list[tuple[int, int]]:
     return [(closed.rows[0].start_ms - T0, closed.rows[0].end_ms - T0) for closed in sets]
 
 
-def run(meter: Meter, *snapshots: Snapshot) -> list[ClosedSet]:
+def run(meter: Meter, *snapshots: NodeSnapshot) -> list[ClosedSet]:
     return [closed for one in snapshots for closed in meter.observe(one)]
 
 

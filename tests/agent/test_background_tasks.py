@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from agent.core.readings import Snapshot
+from agent.core.readings import NodeSnapshot
 from agent.core.settings import Settings
 from agent.gpu_readers.chosen import ChosenReader, GpuReaders
 from agent.gpu_readers.dcgm import DcgmReader, Exporter
@@ -21,8 +21,8 @@ from agent.gpu_readers.nvml.nvml_device import Access
 from agent.gpu_readers.nvml.nvml_library import Driver
 from agent.holders.kubelet.device_allocations import ResourceClaims, SliceStore
 from agent.holders.kubelet.kubelet_grpc_client import Kubelet
-from agent.holders.kubelet.kubernetes_source import NodePods, NodeStore
-from agent.holders.kubelet.lean_list_watch import PATH, ApiServer, PodStore, Reflector
+from agent.holders.kubelet.kubernetes_source import KubernetesSource, NodeStore
+from agent.holders.kubelet.lean_list_watch import PATH, ApiServer, LeanReflector, PodStore
 from agent.main_loop import Agent
 from agent.metrics.exporter import AgentMetrics, Exposition
 from agent.simulation.simulated_node import SimulatedNode, SimulatedSource
@@ -165,16 +165,16 @@ def started(name: str, step: Step, clock: VirtualClock, tasks: BackgroundTasks) 
     followed: dict[str, Any] = {}
     if name == "pods":
         pods = PodStore("n", (), clock, lambda: None)
-        followed["pods"] = (pods, Reflector(api, PATH, "spec.nodeName=n", pods, clock))
+        followed["pods"] = (pods, LeanReflector(api, PATH, "spec.nodeName=n", pods, clock))
     elif name == "node":
         node = NodeStore("n", lambda before, reason: None)
-        followed["node"] = (node, Reflector(api, PATH, "metadata.name=n", node, clock))
+        followed["node"] = (node, LeanReflector(api, PATH, "metadata.name=n", node, clock))
     elif name == "slices":
         slices = SliceStore()
-        followed["slices"] = (slices, Reflector(api, PATH, "spec.nodeName=n", slices, clock))
+        followed["slices"] = (slices, LeanReflector(api, PATH, "spec.nodeName=n", slices, clock))
     elif name == "claims":
         followed["claims"] = AskedClaims(step, clock)
-    source = NodePods(kubelet, clock, **followed, tasks=tasks)
+    source = KubernetesSource(kubelet, clock, **followed, tasks=tasks)
     source.start()
 
     def end() -> None:
@@ -230,7 +230,7 @@ def test_an_upload_that_does_not_work_is_seen_while_the_sampling_goes_on(
             return result
 
     class OneGpu(SimulatedSource):
-        def snapshot(self, at_ms: int) -> Snapshot:
+        def snapshot(self, at_ms: int) -> NodeSnapshot:
             if "ship" in tasks.faults():
                 seen.append(tasks.faults()["ship"])
                 stop.set()
@@ -254,7 +254,7 @@ def test_a_source_that_raises_is_a_fault_until_a_sample_ends(
     errors: list[Exception] = [AgentError("no driver") if expected else KeyError("a defect")]
 
     class Failing(SimulatedSource):
-        def snapshot(self, at_ms: int) -> Snapshot:
+        def snapshot(self, at_ms: int) -> NodeSnapshot:
             if errors:
                 raise errors.pop()
             return super().snapshot(at_ms)

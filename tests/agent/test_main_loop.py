@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.core.readings import DriverReplaced, Snapshot
+from agent.core.readings import DriverReplaced, NodeSnapshot
 from agent.core.settings import Settings
 from agent.main_loop import MAX_BACKLOG_ROWS, Agent
 from agent.metrics.exporter import AgentMetrics
@@ -209,9 +209,9 @@ def agent_of(
 def test_run_samples_and_ships_until_it_is_stopped(
     open_outbox: Callable[..., Outbox], accountant: ScriptedAccountant
 ) -> None:
-    stop, samples = threading.Event(), list[Snapshot]()
+    stop, samples = threading.Event(), list[NodeSnapshot]()
 
-    def enough(snapshot: Snapshot) -> None:
+    def enough(snapshot: NodeSnapshot) -> None:
         samples.append(snapshot)
         if len(samples) == 4:
             stop.set()
@@ -251,7 +251,7 @@ def test_an_upload_that_hangs_does_not_keep_the_rest_from_being_spooled(open_out
             released.wait(30)
             return ShipResult("idle")
 
-    def seen(snapshot: Snapshot) -> None:
+    def seen(snapshot: NodeSnapshot) -> None:
         samples.append(snapshot.at_ms)
         if hanging.is_set() and samples[-1] > samples[0]:
             stop.set()

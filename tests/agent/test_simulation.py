@@ -12,7 +12,15 @@ import pytest
 import agent.simulation.scenario_file
 from agent.core.readings import Allocation, DeviceReading, HolderReading, Unavailable
 from agent.simulation.scenario_file import load_scenario
-from agent.simulation.simulated_node import A100, H100, Event, NodeOffline, SimulatedNode, SimulatedSource, make_gpu
+from agent.simulation.simulated_node import (
+    A100,
+    H100,
+    NodeOffline,
+    SimulatedEvent,
+    SimulatedNode,
+    SimulatedSource,
+    make_gpu,
+)
 from agent.wire import PodFacts
 from gputally.base.yaml_file import FileFault
 from tests.agent.sample_values import T0
@@ -188,8 +196,8 @@ def test_a_source_applies_what_is_due_at_its_own_instant(simulated: SimulatedNod
     source = SimulatedSource(
         simulated,
         [
-            Event(T0 + 900, lambda n: n.remove(T0 + 900, "a")),
-            Event(T0 + 100, lambda n: n.place(T0 + 100, allocation, 1_000_000, 0)),
+            SimulatedEvent(T0 + 900, lambda n: n.remove(T0 + 900, "a")),
+            SimulatedEvent(T0 + 100, lambda n: n.place(T0 + 100, allocation, 1_000_000, 0)),
         ],
     )
     assert source.snapshot(T0 + 99).allocations == ()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.core.settings import Settings
-from agent.core.steady_clock import FAST_SLEW_PPM, SLEW_PPM, STEP_MS, ClockSetBack, SteadyClock, Timeline
+from agent.core.steady_clock import FAST_SLEW_PPM, SLEW_PPM, STEP_MS, ClockSetBack, SteadyClock, SteadyTimeline
 from agent.main_loop import Agent
 from agent.simulation.simulated_node import H100, SimulatedNode, SimulatedSource, make_gpu
 from agent.upload.spool import Outbox
@@ -38,7 +38,7 @@ moves = st.lists(
 @given(moves)
 def test_it_never_goes_back_whatever_is_done_to_the_wall_clock(moves: list[tuple[str, int]]) -> None:
     clock = VirtualClock(WALL_MS)
-    timeline = Timeline(clock)
+    timeline = SteadyTimeline(clock)
     seen = [timeline.now_ms()]
     for kind, amount in moves:
         if kind == "pass":
@@ -53,7 +53,7 @@ def test_it_never_goes_back_whatever_is_done_to_the_wall_clock(moves: list[tuple
 def test_durations_follow_the_monotonic_clock_within_the_slew(moves: list[tuple[str, int]]) -> None:
     """Except when a clock that is ahead is adopted, which is recorded."""
     clock = VirtualClock(WALL_MS)
-    timeline = Timeline(clock)
+    timeline = SteadyTimeline(clock)
     for kind, amount in moves:
         before_ms, steps = timeline.now_ms(), timeline.step_count
         elapsed_ms = amount if kind == "pass" else 0
@@ -70,7 +70,7 @@ def test_durations_follow_the_monotonic_clock_within_the_slew(moves: list[tuple[
 
 def test_a_wall_clock_that_runs_fast_is_followed_at_the_bound() -> None:
     clock = VirtualClock(WALL_MS)
-    timeline = Timeline(clock)
+    timeline = SteadyTimeline(clock)
     for _ in range(60):
         clock.advance(1_000)
         clock.step_wall(1)  # 1000 ppm fast: twice the bound
@@ -81,7 +81,7 @@ def test_a_wall_clock_that_runs_fast_is_followed_at_the_bound() -> None:
 
 def test_a_step_forwards_is_adopted_and_counted() -> None:
     clock = VirtualClock(WALL_MS)
-    timeline = Timeline(clock)
+    timeline = SteadyTimeline(clock)
     clock.advance(1_000)
     clock.step_wall(3_600_000)
     assert timeline.now_ms() == WALL_MS + 3_601_000
@@ -90,7 +90,7 @@ def test_a_step_forwards_is_adopted_and_counted() -> None:
 
 def test_a_step_back_is_counted_once_and_worked_off_by_running_slow() -> None:
     clock = VirtualClock(WALL_MS)
-    timeline = Timeline(clock)
+    timeline = SteadyTimeline(clock)
     clock.step_wall(-60_000)
     assert timeline.now_ms() == WALL_MS
     for _ in range(600):

@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from agent.core.lean_http_client import Answer, Unreachable
+from agent.core.lean_http_client import Response, Unreachable
 from agent.core.readings import Allocation
 from agent.core.settings import Settings
 from agent.main_loop import Agent
@@ -60,7 +60,7 @@ class Accountant:
         self.spans: dict[int, Span] = {}
         """The spans of the stored rows by number."""
 
-    def post(self, path: str, body: bytes, headers: dict[str, str]) -> Answer:
+    def post(self, path: str, body: bytes, headers: dict[str, str]) -> Response:
         if not self.reachable:
             raise Unreachable("accountant unreachable: outage")
         batch = msgspec.json.decode(gzip.decompress(body), type=Batch)
@@ -73,7 +73,7 @@ class Accountant:
         self.spans |= {row.seq: (row.start_ms, row.end_ms) for row in batch.intervals}
         self.durable = max([self.durable, *seqs])
         ack = Ack(epoch=batch.epoch, durable_seq=self.durable, checkpointed_seq=self.checkpointed)
-        return Answer(200, msgspec.json.encode(ack), "")
+        return Response(200, msgspec.json.encode(ack), "")
 
     def close(self) -> None:
         """Nothing is open."""

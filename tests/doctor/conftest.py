@@ -11,7 +11,7 @@ import pytest
 from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.wire.typed_accountant_client import AccountantClient
-from agent.core.readings import Snapshot
+from agent.core.readings import NodeSnapshot
 from agent.holders.kubelet.kubelet_grpc_client import KubeletAnswer
 from fairshare.core.scheduler_queue_objects import instant
 from gputally.base.clock import Clock, VirtualClock
@@ -112,7 +112,7 @@ def sources_of(clock: VirtualClock) -> Callable[..., Sources]:
     def make(
         cluster: ClusterView | None = None,
         accountant: AccountantClient | None = None,
-        machine: Snapshot | None = None,
+        machine: NodeSnapshot | None = None,
         kubelet: KubeletAnswer | None = None,
         at: Clock = clock,
         **options: Any,

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from agent.core.readings import Allocation, DeviceReading, Gpu, HolderReading, Snapshot, Unavailable
+from agent.core.readings import Allocation, DeviceReading, Gpu, HolderReading, NodeSnapshot, Unavailable
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
 from gputally.doctor.__main__ import run_and_print, run_checks
@@ -131,8 +131,8 @@ def device(index: int = 0, **readings: Any) -> DeviceReading:
     return DeviceReading(gpu, **{"busy_us": 1, "energy_uj": 1, "memory_used_mib": 1, **readings})
 
 
-def snapshot(*devices: DeviceReading, holders: tuple[Allocation, ...] = (), nvml: str = "") -> Snapshot:
-    return Snapshot(0, devices, holders, sources=(("nvml", nvml),))
+def snapshot(*devices: DeviceReading, holders: tuple[Allocation, ...] = (), nvml: str = "") -> NodeSnapshot:
+    return NodeSnapshot(0, devices, holders, sources=(("nvml", nvml),))
 
 
 def test_lost_gpus_and_refused_readings() -> None:
@@ -162,7 +162,7 @@ def test_holders_outside_kubernetes() -> None:
     assert container.remedy == "docker stop cccccccccccc, or run it as a pod"
     assert job.remedy.startswith("scancel 12")
     with pytest.raises(CannotCheck, match="nobody says"):
-        foreign_processes(Snapshot(0, (), Unavailable("nobody says")))
+        foreign_processes(NodeSnapshot(0, (), Unavailable("nobody says")))
 
 
 # --- agents -----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.core.readings import Allocation, DeviceReading, Snapshot, Unavailable
+from agent.core.readings import Allocation, DeviceReading, NodeSnapshot, Unavailable
 from agent.metering.meter import ClosedSet, Meter
 from agent.simulation.simulated_node import A100, H100, SimulatedNode, make_gpu
 from agent.wire import Holder, UsageInterval
@@ -68,7 +68,7 @@ class History:
     unknown_since_ms: int | None = None
     unknown: list[tuple[int, int]] = field(default_factory=list)
     """The time in which the kubelet did not report holders."""
-    last: Snapshot | None = None
+    last: NodeSnapshot | None = None
 
     def __post_init__(self) -> None:
         self.meter = self.new_meter()

@@ -25,9 +25,9 @@ from agent.core.readings import (
     DeviceReading,
     Gpu,
     InstanceReading,
+    NodeSnapshot,
     ProcessReading,
     Reading,
-    Snapshot,
     Unavailable,
 )
 from agent.holders.node_reader import HolderCounters, OwnedProcess
@@ -155,7 +155,7 @@ class Node:
             found.append(OwnedProcess(reading, None if one.unnamed else holder))
         return found
 
-    def look(self, at_ms: int, second: Second) -> Snapshot:
+    def look(self, at_ms: int, second: Second) -> NodeSnapshot:
         parts = len(self.gpu.mig) or 1
         for part in range(parts):
             compute = self.gpu.mig[part].compute if self.gpu.mig else 1
@@ -189,17 +189,17 @@ class Node:
         claims = replace_reservations(
             self.claims(second.present), seen, {}, {self.gpu.uuid: self.gpu}, frozenset({"kai"})
         )
-        return Snapshot(at_ms, (self.counters.read(device, owned, claims),), claims)
+        return NodeSnapshot(at_ms, (self.counters.read(device, owned, claims),), claims)
 
 
-def play(mode: str, story: list[Second], interval_ms: int) -> tuple[list[ClosedSet], list[Snapshot]]:
+def play(mode: str, story: list[Second], interval_ms: int) -> tuple[list[ClosedSet], list[NodeSnapshot]]:
     node, meter = Node(mode), Meter(interval_ms, ZoneInfo("UTC"))
     snapshots = [node.look(START_MS + i * 1_000, second) for i, second in enumerate(story)]
     closed = [c for snapshot in snapshots for c in meter.observe(snapshot)]
     return [*closed, *meter.flush(snapshots[-1].at_ms)], snapshots
 
 
-def known_sum(snapshots: list[Snapshot], name: str) -> int:
+def known_sum(snapshots: list[NodeSnapshot], name: str) -> int:
     """Return the growth of the counters of the device, or of its instances, over steps whose both ends were read."""
     total = 0
     for before, after in pairwise(snapshots):

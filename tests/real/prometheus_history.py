@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from accountant.runtime.job_and_task_metrics import FunctionCollector, inventory_metrics
 from accountant.wire.policy_models import Budget
-from agent.core.readings import Allocation, Condition, XidCount
+from agent.core.readings import Allocation, DeviceCondition, XidCount
 from agent.metering.meter import ClosedSet, Meter
 from agent.metrics.exporter import AgentMetrics
 from agent.metrics.metric_families import Operations
@@ -164,7 +164,7 @@ def _ill_node(start_ms: int) -> Callable[[int], str]:
             at_ms = start_ms + hour * MS_PER_HOUR + quarter * 15 * MS_PER_MINUTE
             snapshot = node.snapshot(at_ms)
             xids = (XidCount(94, hour, at_ms), XidCount(119, 1, start_ms))
-            condition = Condition(61, 1_980, 2_619, 0x44, hour, 0, xids)
+            condition = DeviceCondition(61, 1_980, 2_619, 0x44, hour, 0, xids)
             first, *others = snapshot.devices
             snapshot = replace(snapshot, devices=(structs.replace(first, condition=condition), *others))
             profiled = [ClosedSet(tuple(map(with_profile, closed.rows))) for closed in meter.observe(snapshot)]

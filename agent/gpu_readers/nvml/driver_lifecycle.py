@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from agent.core.readings import DeviceReading, DriverReplaced, Gpu
-from agent.gpu_readers.nvml.nvml_device import Access, Device, total_mib
+from agent.gpu_readers.nvml.nvml_device import Access, NvmlDevice, total_mib
 from agent.gpu_readers.nvml.nvml_events import Events
 from agent.gpu_readers.nvml.nvml_library import (
     NO_GPUS_REMEDY,
     CallHangs,
     CallWatchdog,
     Driver,
-    Fault,
     Lost,
-    Refused,
+    NvmlFault,
+    NvmlRefused,
     Restart,
     remedy,
 )
@@ -87,12 +87,12 @@ class Gpus:
         self._retry_ms = RETRY_MIN_MS
         self._next_try_ms = 0
         self._revive_at_ms = self._search_at_ms = 0
-        self._passed_over: list[Fault] = []
+        self._passed_over: list[NvmlFault] = []
         """Why the last start passed over GPUs; another start may find them."""
         self._silent: dict[str, str] = {}
         self._restarted_ms: dict[str, int] = {}
         """When the library was last restarted because of a group of calls."""
-        self._devices: dict[str, Device] = {}
+        self._devices: dict[str, NvmlDevice] = {}
         self._origin = ""
         self._attempt: object = None
         self._released: set[str] = set()
@@ -134,7 +134,7 @@ class Gpus:
             return self._unread()
         try:
             return self._scan(at_ms)
-        except Fault as fault:
+        except NvmlFault as fault:
             log.warning("NVML is started again", extra={"reason": str(fault)})
             self._failure, self._next_try_ms = str(fault), at_ms
             self._stop(forget=True)
@@ -169,13 +169,13 @@ class Gpus:
             for handle, gpu in found:
                 device = self._devices.get(gpu.uuid)
                 if device is None:
-                    device = Device(self._driver, self._events, gpu, self._origin, self._access, self._clock)
+                    device = NvmlDevice(self._driver, self._events, gpu, self._origin, self._access, self._clock)
                     self._devices[gpu.uuid] = device
                 self._watchdog.call(gpu.uuid, self._hang_s, partial(device.open, handle, gpu))
             opened = {gpu.uuid for _, gpu in found}
             for uuid in self._devices.keys() - opened:
                 self._devices[uuid].miss(self._passed_over)
-        except (Fault, DriverReplaced, CallHangs) as fault:
+        except (NvmlFault, DriverReplaced, CallHangs) as fault:
             if isinstance(fault, DriverReplaced) and self._was_up:
                 raise  # a process that never had a driver gains nothing from a restart
             self._attempt = None
@@ -205,7 +205,7 @@ class Gpus:
             return []
         try:
             return self._enumerate()
-        except (Fault, DriverReplaced):
+        except (NvmlFault, DriverReplaced):
             self._driver.call("nvmlShutdown")
             raise
 
@@ -219,7 +219,7 @@ class Gpus:
             return
         try:
             self._watchdog.call(_LIBRARY, self._library_s, partial(self._shut_down, forget=forget))
-        except (Fault, DriverReplaced, CallHangs) as fault:
+        except (NvmlFault, DriverReplaced, CallHangs) as fault:
             log.info("NVML did not shut down", extra={"reason": str(fault)})
         self._up = False
 
@@ -235,7 +235,7 @@ class Gpus:
 
     def _enumerate(self) -> list[tuple[Any, Gpu]]:
         """Return every GPU that can be opened and has a name, with its handle. A GPU that cannot be opened does not
-        affect the others. Raises Fault, DriverReplaced."""
+        affect the others. Raises NvmlFault, DriverReplaced."""
         version = self._text("nvmlSystemGetDriverVersion")
         found: list[tuple[Any, Gpu]] = []
         self._passed_over = []
@@ -243,7 +243,7 @@ class Gpus:
             try:
                 handle = self._driver.call("nvmlDeviceGetHandleByIndex", index)
                 found.append((handle, self._describe(handle, index, version)))
-            except Fault as fault:
+            except NvmlFault as fault:
                 log.warning("a GPU cannot be read", extra={"index": index, "reason": str(fault)})
                 self._passed_over.append(fault)
         if not found and self._passed_over and not isinstance(self._passed_over[-1], Lost):
@@ -251,7 +251,7 @@ class Gpus:
         return found
 
     def _describe(self, handle: Any, index: int, version: str) -> Gpu:
-        """Return a GPU's description. Fields that the driver refuses keep their former values. Raises Fault, for
+        """Return a GPU's description. Fields that the driver refuses keep their former values. Raises NvmlFault, for
         example if the GPU has no name."""
         uuid = str(self._driver.call("nvmlDeviceGetUUID", handle))
         known = self._devices[uuid].gpu if uuid in self._devices else None
@@ -274,13 +274,13 @@ class Gpus:
         """Return a text from the driver; "" if the driver refuses it."""
         try:
             return str(self._driver.call(name, *arguments))
-        except Refused:
+        except NvmlRefused:
             return ""
 
     def _pci_bus_id(self, handle: Any) -> str:
         try:
             bus_id = self._driver.call("nvmlDeviceGetPciInfo", handle).busId
-        except Refused:
+        except NvmlRefused:
             return ""
         return bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else str(bus_id)
 
@@ -346,5 +346,5 @@ class Gpus:
             tuple(device.unread(self._failure) for device in self._ordered() if device.known), self._failure
         )
 
-    def _ordered(self) -> list[Device]:
+    def _ordered(self) -> list[NvmlDevice]:
         return sorted(self._devices.values(), key=lambda device: (device.gpu.index, device.gpu.uuid))

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from agent.core.readings import DriverReplaced, Unavailable
-from agent.gpu_readers.nvml.nvml_library import Driver, Fault, Refused
+from agent.gpu_readers.nvml.nvml_library import Driver, NvmlFault, NvmlRefused
 from gputally.base.clock import Clock
 from gputally.base.units import US_PER_MS
 
@@ -104,7 +104,7 @@ class Gpm:
             sampled_ms = (began_ms + self._now_ms(at_ms)) // 2
             if engine.at_ms is not None:
                 engine.counted = self._since(engine, sampled_ms - engine.at_ms)
-        except Refused as fault:
+        except NvmlRefused as fault:
             return Unavailable(f"GPM: {fault}", refused=not (fault.unsupported or fault.denied))
         engine.last, engine.spare, engine.at_ms = engine.spare, engine.last, sampled_ms
         return engine.counted
@@ -129,7 +129,7 @@ class Gpm:
         if self._supported is None:
             try:
                 self._supported = bool(self._driver.call("nvmlGpmQueryDeviceSupport", handle).isSupportedDevice)
-            except Refused as fault:
+            except NvmlRefused as fault:
                 if not fault.unsupported:
                     raise
                 self._supported, self._unsupported = False, Unavailable(f"{_UNSUPPORTED.reason}: {fault}")
@@ -142,7 +142,7 @@ class Gpm:
         for metric in self._metrics:
             code, percent = self._driver.fields(metric, "nvmlReturn", "value")
             if code != _SUCCESS or not 0 <= percent <= 100.5:  # NaN fails both bounds
-                raise Refused(code, "nvmlGpmMetricsGet")
+                raise NvmlRefused(code, "nvmlGpmMetricsGet")
             times.append(min(round(percent * 10 * span_ms), span_ms * US_PER_MS))
         graphics, sm, tensor = times
         past = engine.counted
@@ -165,5 +165,5 @@ class Gpm:
         buffers = [sample for sample in (engine.last, engine.spare) if sample is not None]
         engine.last = engine.spare = engine.at_ms = None
         for sample in buffers:
-            with suppress(Fault, DriverReplaced):  # the library may be closed already, and the buffer with it
+            with suppress(NvmlFault, DriverReplaced):  # the library may be closed already, and the buffer with it
                 self._driver.call("nvmlGpmSampleFree", sample)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.core.readings import COMPUTE_SLICES, MigInstance
-from agent.gpu_readers.nvml.nvml_library import Driver, Refused
+from agent.gpu_readers.nvml.nvml_library import Driver, NvmlRefused
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
 RESCAN_MS = MS_PER_MINUTE
@@ -24,7 +24,7 @@ LOOK_MS = 10 * MS_PER_SECOND
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class MigDevice:
     """One MIG device with its handle.
 
     gi_slices: compute slices of its GPU instance.
@@ -46,7 +46,7 @@ class MigLayout:
         """True once a lookup has succeeded."""
         self.enabled = False
         self.slices = COMPUTE_SLICES
-        self.instances: tuple[Instance, ...] = ()
+        self.instances: tuple[MigDevice, ...] = ()
         self.missed = False
         """True if a pod named an unknown instance since the last lookup."""
 
@@ -68,7 +68,7 @@ class MigLayout:
         MIG has no instances."""
         try:
             enabled = int(self._driver.call("nvmlDeviceGetMigMode", handle)[0]) == 1
-        except Refused as fault:
+        except NvmlRefused as fault:
             if not (self.known or fault.unsupported):
                 return False
             enabled = self.enabled
@@ -79,24 +79,24 @@ class MigLayout:
         try:
             count = self._driver.call("nvmlDeviceGetMaxMigDeviceCount", handle) if enabled else 0
             instances = tuple(self._look_up(handle, count))
-        except Refused:
+        except NvmlRefused:
             self._scanned_ms = None
             return False
         self._scanned_ms, self.missed = at_ms, False
         inside = Counter(instance.facts.gi for instance in instances)
         self.known, self.enabled, self.slices = True, enabled, count or COMPUTE_SLICES
         self.instances = tuple(
-            Instance(i.handle, i.facts, i.gi_slices, inside[i.facts.gi] == 1 and i.facts.compute == i.gi_slices)
+            MigDevice(i.handle, i.facts, i.gi_slices, inside[i.facts.gi] == 1 and i.facts.compute == i.gi_slices)
             for i in instances
         )
         return True
 
-    def _look_up(self, parent: Any, count: int) -> Iterator[Instance]:
-        """Yield the instances. Raises Refused if the driver does not describe an instance that exists."""
+    def _look_up(self, parent: Any, count: int) -> Iterator[MigDevice]:
+        """Yield the instances. Raises NvmlRefused if the driver does not describe an instance that exists."""
         for index in range(count):
             try:
                 handle = self._driver.call("nvmlDeviceGetMigDeviceHandleByIndex", parent, index)
-            except Refused as fault:
+            except NvmlRefused as fault:
                 if fault.nothing_there:  # numbers need not be consecutive
                     continue
                 raise
@@ -113,7 +113,7 @@ class MigLayout:
                 profile_id=profile_id,
                 start=start,
             )
-            yield Instance(handle, instance, attributes.gpuInstanceSliceCount, alone=False)
+            yield MigDevice(handle, instance, attributes.gpuInstanceSliceCount, alone=False)
 
     def _placement(self, parent: Any, gi: int) -> tuple[int | None, int | None]:
         """Return the profile of a GPU instance and the start of its placement; None if the driver refuses them, for
@@ -122,7 +122,7 @@ class MigLayout:
             info = self._driver.call(
                 "nvmlGpuInstanceGetInfo", self._driver.call("nvmlDeviceGetGpuInstanceById", parent, gi)
             )
-        except Refused:
+        except NvmlRefused:
             return None, None
         return int(info.profileId), int(info.placement.start)
 

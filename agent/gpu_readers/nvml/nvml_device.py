@@ -5,7 +5,7 @@ so do the counters unless the driver may have been restarted. A failed reading i
 not affect the other readings. This module does not know the holder of a process.
 
 The error code of one reading may mean that the GPU is lost, that the library must be restarted or that the driver was
-replaced. `Device.read` then confirms this by two calls: it counts the GPUs and opens this one again. It raises the
+replaced. `NvmlDevice.read` then confirms this by two calls: it counts the GPUs and opens this one again. It raises the
 error that one of these calls gives, and nothing if both succeed. If no reading of the GPU succeeded, it raises Lost or
 DriverReplaced even then."""
 
@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from agent.core.readings import (
-    Condition,
+    DeviceCondition,
     DeviceReading,
     Gpu,
     InstanceReading,
@@ -31,9 +31,9 @@ from agent.core.readings import (
     Unavailable,
 )
 from agent.gpu_readers.nvml.gpm_mig_activity import Gpm
-from agent.gpu_readers.nvml.mig_layout import Instance, MigLayout
+from agent.gpu_readers.nvml.mig_layout import MigDevice, MigLayout
 from agent.gpu_readers.nvml.nvml_events import RECOVERY, Events
-from agent.gpu_readers.nvml.nvml_library import Driver, Fault, Lost, Refused, Restart
+from agent.gpu_readers.nvml.nvml_library import Driver, Lost, NvmlFault, NvmlRefused, Restart
 from agent.gpu_readers.nvml.utilization import BusyCounter, EnergyCounter, Processes, ProcessSampler
 from agent.wire import Health
 from gputally.base.clock import Clock
@@ -86,7 +86,7 @@ class Access:
     enable_accounting: bool = False
 
 
-class Device:
+class NvmlDevice:
     """One GPU.
 
     origin: distinguishes the counters of this process from those of an earlier process.
@@ -115,7 +115,7 @@ class Device:
         self._sampler = ProcessSampler(self._driver, gpu.uuid, enable_accounting=access.enable_accounting)
         self._clock_set_back = self._sampler_behind = False
         """True until the sample ring, or the process sampler, has handled a clock that was set back."""
-        self._condition = Condition()
+        self._condition = DeviceCondition()
         self._condition_ms: int | None = None
         self._row_remap_pending: bool | None = None
         self._remap_recovery: Recovery | None = None
@@ -139,7 +139,7 @@ class Device:
         )
         self._events.listen(gpu.uuid, handle)
 
-    def miss(self, faults: Sequence[Fault]) -> None:
+    def miss(self, faults: Sequence[NvmlFault]) -> None:
         """Record that the library started without this GPU.
 
         faults: why GPUs could not be opened. The library does not say which GPUs these are, so this GPU counts as lost
@@ -201,7 +201,7 @@ class Device:
         unanswered: True if no reading of the GPU succeeded. Then Lost and DriverReplaced need no confirmation."""
         doubts = list(self._driver.doubts.values())
         self._driver.call("nvmlDeviceGetCount")
-        with suppress(Refused):
+        with suppress(NvmlRefused):
             self._driver.call(_OPEN, self.gpu.index)
         for doubt in doubts:
             if unanswered and not isinstance(doubt, Restart):
@@ -259,7 +259,7 @@ class Device:
         """Return a reading without figures, for a GPU that cannot be read. reason: why it cannot."""
         self._was_lost = self._was_lost or lost
         why = Unavailable(reason)
-        condition = Condition(why, why, why, why, why, why, self._events.xids(self.gpu.uuid))
+        condition = DeviceCondition(why, why, why, why, why, why, self._events.xids(self.gpu.uuid))
         recoveries = self._recover(self._condition, None)
         return DeviceReading(
             gpu=self.gpu,
@@ -344,7 +344,7 @@ class Device:
         GPU that never had a ring."""
         try:
             rate = int(self._driver.call("nvmlDeviceGetUtilizationRates", self._handle).gpu)
-        except Refused as fault:
+        except NvmlRefused as fault:
             self._busy.lose(at_ms)
             return _NO_MIG_RATE if self.gpu.mig_enabled else Unavailable(str(fault), refused=not fault.unsupported)
         kind = self._driver.constant("NVML_GPU_UTILIZATION_SAMPLES")
@@ -353,7 +353,7 @@ class Device:
         try:
             _, ring = self._driver.call("nvmlDeviceGetSamples", self._handle, kind, since_us)
             samples = [(at_us, value.uiVal) for at_us, value in (self._driver.fields(s, *_SAMPLE) for s in ring)]
-        except Refused as fault:
+        except NvmlRefused as fault:
             if fault.empty:
                 samples = []
             elif fault.unsupported and not self._has_ring:
@@ -381,7 +381,7 @@ class Device:
         found = self._gpm.read(self._handle, at_ms)
         return found if isinstance(found, Unavailable) else (found.sm_active_us, found.tensor_active_us)
 
-    def _instance(self, instance: Instance, at_ms: int) -> InstanceReading:
+    def _instance(self, instance: MigDevice, at_ms: int) -> InstanceReading:
         memory, uuid = self._memory(instance.handle), instance.facts.uuid
         found = self._gpm.read(self._handle, at_ms, uuid, instance.facts.gi) if instance.alone else _SHARED_GI
         if isinstance(found, Unavailable):
@@ -396,7 +396,7 @@ class Device:
             self.gpu = replace(self.gpu, mig=facts, mig_enabled=self._mig.enabled, compute_slices=self._mig.slices)
             self._gpm.keep({m.uuid for m in facts} if self._mig.enabled else {""})
 
-    def _refresh_condition(self, at_ms: int) -> Condition:
+    def _refresh_condition(self, at_ms: int) -> DeviceCondition:
         xids = self._events.xids(self.gpu.uuid)
         if self._condition_ms is not None and at_ms - self._condition_ms < CONDITION_EVERY_MS:
             if xids != self._condition.xids:
@@ -406,7 +406,7 @@ class Device:
         figure, constant, handle = self._driver.figure, self._driver.constant, self._handle
         since_load = constant("NVML_VOLATILE_ECC")
         ecc = "nvmlDeviceGetTotalEccErrors"
-        self._condition = Condition(
+        self._condition = DeviceCondition(
             temperature_c=figure("nvmlDeviceGetTemperature", handle, constant("NVML_TEMPERATURE_GPU")),
             sm_clock_mhz=figure("nvmlDeviceGetClockInfo", handle, constant("NVML_CLOCK_SM")),
             memory_clock_mhz=figure("nvmlDeviceGetClockInfo", handle, constant("NVML_CLOCK_MEM")),
@@ -427,7 +427,7 @@ class Device:
             _, _, pending, failed = self._driver.call("nvmlDeviceGetRemappedRows", self._handle)
             self._row_remap_pending = bool(pending)
             self._remap_recovery = Recovery("reset_gpu", "row remapping failed") if failed else None
-        except Refused as refused:
+        except NvmlRefused as refused:
             if refused.unsupported:
                 self._row_remap_pending = self._remap_recovery = None
         try:
@@ -436,12 +436,12 @@ class Device:
             if value.nvmlReturn == 0:
                 action = _RECOVERY_ACTIONS.get(int(value.value.uiVal))
                 self._driver_recovery = None if action is None else Recovery(action, "driver")
-        except Refused as refused:
+        except NvmlRefused as refused:
             if refused.unsupported:
                 self._driver_recovery = None
         return tuple(one for one in (self._remap_recovery, self._driver_recovery) if one is not None)
 
-    def _recover(self, condition: Condition, processes: Processes | None) -> tuple[Recovery, ...]:
+    def _recover(self, condition: DeviceCondition, processes: Processes | None) -> tuple[Recovery, ...]:
         """Return the actions that the GPU requires, and log a change. The action `restart_app` is done once all
         processes that ran at the error have ended.
 

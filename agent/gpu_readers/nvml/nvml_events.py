@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from agent.core.readings import DriverReplaced, RecoveryAction, XidCount
-from agent.gpu_readers.nvml.nvml_library import Driver, Fault, Refused
+from agent.gpu_readers.nvml.nvml_library import Driver, NvmlFault, NvmlRefused
 
 log = logging.getLogger("agent.gpu_readers.nvml.nvml_events")
 
@@ -64,8 +64,8 @@ class Events:
             supported = self._driver.call("nvmlDeviceGetSupportedEventTypes", handle)
             if supported & wanted:
                 self._driver.call("nvmlDeviceRegisterEvents", handle, supported & wanted, self._set)
-        except Fault as fault:  # a fault that concerns more than events shows in the next reading
-            if not (isinstance(fault, Refused) and fault.unsupported):
+        except NvmlFault as fault:  # a fault that concerns more than events shows in the next reading
+            if not (isinstance(fault, NvmlRefused) and fault.unsupported):
                 log.warning(
                     "the driver does not report the events of a GPU", extra={"uuid": uuid, "reason": str(fault)}
                 )
@@ -79,7 +79,7 @@ class Events:
         for _ in range(MAX_AT_ONCE):
             try:
                 event = self._driver.call("nvmlEventSetWait_v2", self._set, 0)
-            except Refused as fault:
+            except NvmlRefused as fault:
                 if fault.code == _TIMEOUT:
                     break
                 failure = str(fault)
@@ -123,7 +123,7 @@ class Events:
     def close(self) -> None:
         """Release the event set while the library is still loaded."""
         if self._set is not None:
-            with suppress(Fault, DriverReplaced):  # the library may be closed already, and the set with it
+            with suppress(NvmlFault, DriverReplaced):  # the library may be closed already, and the set with it
                 self._driver.call("nvmlEventSetFree", self._set)
         self._set = None
         self._uuids.clear()
@@ -134,7 +134,7 @@ class Events:
         if address not in self._uuids:
             try:
                 self._uuids[address] = str(self._driver.call("nvmlDeviceGetUUID", handle))
-            except Refused:
+            except NvmlRefused:
                 return ""
         return self._uuids[address]
 

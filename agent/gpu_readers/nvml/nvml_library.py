@@ -3,7 +3,7 @@
 The binding is imported only when the driver is first used, because the import takes time. A call that fails
 raises one of four exceptions, and the caller decides only by the type:
 
-- `Refused` concerns this call.
+- `NvmlRefused` concerns this call.
 - `Lost` concerns this GPU.
 - `Restart` concerns the whole library.
 - `DriverReplaced` concerns the process.
@@ -82,11 +82,11 @@ _WIDE_FUNCTIONS = frozenset({"nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "
 
 
 def remedy(reason: str) -> str:
-    """Return what to do if the driver does not start; "" if no remedy is known. reason: the text of a Fault."""
+    """Return what to do if the driver does not start; "" if no remedy is known. reason: the text of an NvmlFault."""
     return _REMEDIES.get(reason.partition(" (")[0], "")
 
 
-class Fault(Exception):
+class NvmlFault(Exception):
     """A failed NVML call. `str()` is the reason and the function, in a few words that can be a label.
 
     code: the nvmlReturn_t."""
@@ -96,7 +96,7 @@ class Fault(Exception):
         self.code = code
 
 
-class Refused(Fault):
+class NvmlRefused(NvmlFault):
     """The driver refused this call, for example because it is not supported or not permitted, or because it found
     nothing."""
 
@@ -126,27 +126,27 @@ class Refused(Fault):
         return self.code in (_INVALID_ARGUMENT, _NOT_FOUND)
 
 
-class Lost(Fault):
+class Lost(NvmlFault):
     """This GPU is lost or needs a reset. Other GPUs may work."""
 
 
-class Restart(Fault):
+class Restart(NvmlFault):
     """The library must be shut down and started again."""
 
 
 def _entries(found: bytes, count: int, room: int, name: str) -> list[tuple[int, int | None]]:
-    """Decode a list of processes, whose entries have the size that the driver wrote. Raises Refused if the size is
+    """Decode a list of processes, whose entries have the size that the driver wrote. Raises NvmlRefused if the size is
     unknown, if an entry is no process or if there are more than `room`, because then no entry can be trusted."""
     written = len(found.rstrip(_PATTERN))
     fitting = [size for size in _ENTRY_SIZES if written == count * size] or [
         size for size in _ENTRY_SIZES if 0 <= written - (count - 1) * size - _FIRST_FIELDS <= size - _FIRST_FIELDS
     ]
     if count > room or not fitting:
-        raise Refused(_UNKNOWN_SIZE, name)
+        raise NvmlRefused(_UNKNOWN_SIZE, name)
     size = fitting[0]
     processes = list(struct.iter_unpack(f"=I4xQ{size - _FIRST_FIELDS}x", found[: count * size]))
     if not all(0 < pid <= MOST_PID for pid, _ in processes):
-        raise Refused(_NOT_PROCESSES, name)
+        raise NvmlRefused(_NOT_PROCESSES, name)
     return [(pid, None if memory == _NOT_REPORTED else memory) for pid, memory in processes]
 
 
@@ -214,7 +214,7 @@ class _GuardedFunction:
         return code
 
 
-def _wide_fault(code: int, function: str) -> Fault | DriverReplaced | None:
+def _wide_fault(code: int, function: str) -> NvmlFault | DriverReplaced | None:
     """Return the exception for an error code that concerns the GPU, the library or the process; None for a code that
     concerns only the call."""
     if code == _REPLACED:
@@ -230,7 +230,7 @@ class Driver:
 
     def __init__(self) -> None:
         self._nvml: Any = None
-        self.doubts: dict[int, Fault | DriverReplaced] = {}
+        self.doubts: dict[int, NvmlFault | DriverReplaced] = {}
 
     def another(self) -> Driver:
         """Return a driver on the same library with `doubts` of its own, so that the errors of two readers do not
@@ -238,7 +238,7 @@ class Driver:
         return Driver()
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Make one NVML call. Raises Refused, Lost, Restart, DriverReplaced."""
+        """Make one NVML call. Raises NvmlRefused, Lost, Restart, DriverReplaced."""
         nvml = self._binding()
         try:
             answer = getattr(nvml, name)(*arguments)
@@ -249,14 +249,14 @@ class Driver:
         except nvml.NVMLError as error:
             raise self._fault(error.value, name) from error
         except nvml.NVMLLibraryMismatchError as error:  # how the binding reports a missing symbol
-            raise Refused(_FUNCTION_NOT_FOUND, name) from error
+            raise NvmlRefused(_FUNCTION_NOT_FOUND, name) from error
 
     def figure(self, name: str, *arguments: Any, read: Callable[[Any], int] = int) -> Reading:
         """Return the number that a call gives; Unavailable if the driver refuses the call. read: converts the call's
         result to a number."""
         try:
             return read(self.call(name, *arguments))
-        except Refused as fault:
+        except NvmlRefused as fault:
             return Unavailable(str(fault))
 
     def constant(self, name: str) -> int:
@@ -286,7 +286,7 @@ class Driver:
         try:
             function = getattr(getattr(library, "unguarded", library), name)
         except AttributeError as error:
-            raise Refused(_FUNCTION_NOT_FOUND, name) from error
+            raise NvmlRefused(_FUNCTION_NOT_FOUND, name) from error
         count = ctypes.c_uint(_EXPECTED)
         while True:
             room = count.value
@@ -304,14 +304,14 @@ class Driver:
         """Return a number that identifies a handle. NVML always returns the same handle for the same GPU."""
         return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
-    def _fault(self, code: int, function: str) -> Fault | DriverReplaced:
+    def _fault(self, code: int, function: str) -> NvmlFault | DriverReplaced:
         more = _wide_fault(code, function)
         if more is None:
-            return Refused(code, function)
+            return NvmlRefused(code, function)
         if function in _WIDE_FUNCTIONS:
             return more
         self.doubts[code] = more
-        return Refused(code, function)
+        return NvmlRefused(code, function)
 
     def _binding(self) -> Any:
         if self._nvml is None:

@@ -39,7 +39,7 @@ import msgspec
 
 from agent.core.readings import ProcessReading, Reading, Unavailable
 from agent.gpu_readers.nvml.mig_layout import MigLayout
-from agent.gpu_readers.nvml.nvml_library import MOST_PID, Driver, Refused
+from agent.gpu_readers.nvml.nvml_library import MOST_PID, Driver, NvmlRefused
 from gputally.base.apportionment import apportion
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND, US_PER_MS
 
@@ -285,7 +285,7 @@ class Accounting:
                     self._driver.call("nvmlDeviceSetAccountingMode", handle, 1)
                     log.info("accounting mode was switched on")
                     mode = 1
-                except Refused as fault:
+                except NvmlRefused as fault:
                     log.warning("accounting mode cannot be switched on: this needs CAP_SYS_ADMIN",
                                 extra={"reason": str(fault)})  # fmt: skip
                     self._enable = False
@@ -295,7 +295,7 @@ class Accounting:
     def _count(self, handle: Any, pid: int, period_us: int | None, times: dict[int, Reading], first: bool) -> None:
         try:
             stats = self._driver.call("nvmlDeviceGetAccountingStats_v2", handle, pid)
-        except Refused as fault:
+        except NvmlRefused as fault:
             if fault.missing and not self._sums:
                 self._version_2 = False
             elif not fault.empty:
@@ -319,7 +319,7 @@ class Accounting:
         """Find processes that began and ended between two readings."""
         try:
             listed = set(self._driver.call("nvmlDeviceGetAccountingPids", handle))
-        except Refused as fault:
+        except NvmlRefused as fault:
             self._on = not fault.unsupported  # MIG forces it off
             self.skip()
             return
@@ -340,7 +340,7 @@ class Accounting:
     def _whole_life(self, handle: Any, pid: int, found: Accounted, first: bool) -> None:
         try:
             stats = self._driver.call("nvmlDeviceGetAccountingStats", handle, pid)
-        except Refused:
+        except NvmlRefused:
             return
         if stats.isRunning or (pid in self._sums and self._sums[pid][0] in (0, int(stats.startTime))):
             return
@@ -436,7 +436,7 @@ class ProcessSampler:
         have later dates than new ones, and the busy times of processes are unknown."""
         listed: list[Any] = []
         if self._samplers:
-            with suppress(Refused):
+            with suppress(NvmlRefused):
                 listed = self._driver.call(self._samplers[0], handle, 0)
         self._void = frozenset(self._driver.fields(sample, "pid", "timeStamp") for sample in listed)
         self._seen_us, self._unknown_until_ms = 0, at_ms + RING_MS
@@ -458,7 +458,7 @@ class ProcessSampler:
         for place, uuid in places:
             try:
                 running.update(self._running(place, uuid))
-            except Refused as fault:
+            except NvmlRefused as fault:
                 unlisted[uuid] = str(fault)
         self._log_unlisted(unlisted)
         self._seen_us = max(self._seen_us, since_us)
@@ -524,7 +524,7 @@ class ProcessSampler:
         return self._hidden
 
     def _running(self, handle: Any, place: str) -> dict[int, _Running]:
-        """Return the processes of a GPU or MIG instance by process number. Raises Refused if a list cannot be read.
+        """Return the processes of a GPU or MIG instance by process number. Raises NvmlRefused if a list cannot be read.
 
         place: the uuid of the instance; "" for the whole GPU."""
         listed = self._driver.processes(_COMPUTE, handle)
@@ -544,7 +544,7 @@ class ProcessSampler:
         }
 
     def _also(self, name: str, handle: Any, place: str, due: bool, *, lacks: bool) -> list[tuple[int, int | None]]:
-        """Return the processes in a list that is usually empty. Raises Refused if the list cannot be read.
+        """Return the processes in a list that is usually empty. Raises NvmlRefused if the list cannot be read.
 
         name: the function that returns the list.
         due: True to read a list again that was empty.
@@ -554,7 +554,7 @@ class ProcessSampler:
             return []
         try:
             found = self._driver.processes(name, handle)
-        except Refused as fault:
+        except NvmlRefused as fault:
             if not (fault.empty or (fault.unsupported and lacks)):
                 self._filled.add(key)  # it is read every time until it answers
                 raise
@@ -579,7 +579,7 @@ class ProcessSampler:
         listed = []
         try:
             listed = self._driver.call(self._samplers[0], handle, self._seen_us)
-        except Refused as fault:
+        except NvmlRefused as fault:
             if fault.unsupported and not self._answered:
                 self._lack(str(fault))
                 return self._rates(handle, at_ms, expected)

@@ -47,9 +47,9 @@ from typing import NamedTuple
 from agent.core.readings import Allocation, Gpu
 from agent.holders.installed import device_resources, virtual_devices
 from agent.holders.kubelet import kubernetes_api_objects
-from agent.holders.kubelet.kubelet_pod_resources import ClaimedDevice, Devices, PodResources
+from agent.holders.kubelet.kubelet_pod_resources import ClaimedDevice, ContainerDevices, PodResources
 from agent.holders.kubelet.kubernetes_api_objects import PodView
-from agent.holders.kubelet.lean_list_watch import FORBIDDEN, NOT_FOUND, Api, ApiUnavailable
+from agent.holders.kubelet.lean_list_watch import FORBIDDEN, NOT_FOUND, ApiUnavailable, ListWatchApi
 from agent.holders.reserved_gpus import declared_ppm
 from agent.holders.virtual_parts import limited_ppm, virtual_device
 from agent.wire import Holder, SharingMode
@@ -238,7 +238,7 @@ class ResourceClaims:
 
     failure: why a claim could not be read at the last step; "" if all could."""
 
-    def __init__(self, api: Api, clock: Clock) -> None:
+    def __init__(self, api: ListWatchApi, clock: Clock) -> None:
         self.failure = ""
         self._api = api
         self._clock = clock
@@ -286,7 +286,7 @@ class ResourceClaims:
             self._valid_ms[claim] = now_ms + HOLDS_MS
             try:
                 claims[claim] = self._read(*claim)
-            except (ApiUnavailable, kubernetes_api_objects.Unreadable) as error:
+            except (ApiUnavailable, kubernetes_api_objects.UnreadableObject) as error:
                 failure = str(error)
                 if isinstance(error, ApiUnavailable) and error.status in (FORBIDDEN, NOT_FOUND):
                     claims[claim] = ()
@@ -378,7 +378,7 @@ class SliceStore:
     def _apply(self, change: str, item: bytes) -> None:
         try:
             resource_slice = kubernetes_api_objects.decode(item, kubernetes_api_objects.ResourceSlice)
-        except kubernetes_api_objects.Unreadable as error:
+        except kubernetes_api_objects.UnreadableObject as error:
             log.warning("a ResourceSlice cannot be decoded", extra={"reason": str(error)[:200]})
             return
         name, spec = resource_slice.metadata.name, resource_slice.spec
@@ -420,7 +420,7 @@ class NodeAllocations:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeDevices:
     """The data of a node that `find_holders` joins with its pods.
 
     offered: the devices that the kubelet can allocate.
@@ -431,7 +431,7 @@ class Node:
     systems: the sharing systems of this node."""
 
     gpus: Sequence[Gpu]
-    offered: Sequence[Devices] = ()
+    offered: Sequence[ContainerDevices] = ()
     replica_mode: SharingMode = "time-slicing"
     uids: Mapping[Key, str] | None = None
     claimable: Mapping[PooledDevice, PublishedDevice] | None = None
@@ -439,7 +439,7 @@ class Node:
     systems: frozenset[str] = frozenset()
 
 
-def find_holders(pods: Iterable[PodResources], views: Mapping[Key, PodView], node: Node) -> NodeAllocations:
+def find_holders(pods: Iterable[PodResources], views: Mapping[Key, PodView], node: NodeDevices) -> NodeAllocations:
     """Return the allocations of a node.
 
     pods: the pods that the kubelet lists.
@@ -479,7 +479,9 @@ def find_holders(pods: Iterable[PodResources], views: Mapping[Key, PodView], nod
     )
 
 
-def merge_offered(before: Sequence[Devices], offered: Sequence[Devices], gpus: Sequence[Gpu]) -> tuple[Devices, ...]:
+def merge_offered(
+    before: Sequence[ContainerDevices], offered: Sequence[ContainerDevices], gpus: Sequence[Gpu]
+) -> tuple[ContainerDevices, ...]:
     """Return the devices in `offered`, and those in `before` that are missing in it and still exist.
 
     The kubelet offers only healthy devices, and none while their plugin restarts. Meanwhile the devices stay allocated,
@@ -487,7 +489,7 @@ def merge_offered(before: Sequence[Devices], offered: Sequence[Devices], gpus: S
     names = DeviceNames(gpus)
     present = {_device_key(ref) for devices in offered for name in devices.ids if (ref := names.find(name))}
     missing = [
-        Devices(devices.resource, ids)
+        ContainerDevices(devices.resource, ids)
         for devices in before
         if (ids := tuple(n for n in devices.ids if (ref := names.find(n)) and _device_key(ref) not in present))
     ]
@@ -528,7 +530,7 @@ def _consumers(pods: Iterable[PodResources]) -> Counter[_Share]:
 def _container_devices(
     pod: PodResources,
     names: DeviceNames,
-    node: Node,
+    node: NodeDevices,
     consumers: Mapping[_Share, int],
     unresolved: set[str],
     unknown: dict[str, str],
@@ -579,7 +581,7 @@ def _container_devices(
 
 
 def _part_ppm(
-    node: Node,
+    node: NodeDevices,
     ref: DeviceRef,
     claimed: ClaimedDevice,
     results: Sequence[kubernetes_api_objects.ClaimResult],
@@ -594,7 +596,7 @@ def _part_ppm(
     return None if part is None else max(1, part // max(consumers.get(_share(claimed), 1), 1))
 
 
-def _replica_counts(names: DeviceNames, offered: Sequence[Devices]) -> Counter[tuple[str, str]]:
+def _replica_counts(names: DeviceNames, offered: Sequence[ContainerDevices]) -> Counter[tuple[str, str]]:
     """Count the replicas of each device among the devices that the kubelet offers."""
     replicas = {ref for devices in offered for name in devices.ids if (ref := names.find(name)) and ref.replica}
     return Counter(map(_device_key, replicas))
@@ -645,7 +647,7 @@ def _systems_in_use(devices: Sequence[_ContainerDevice], chosen: frozenset[str])
     return frozenset().union(*(one & chosen or one for one in named))
 
 
-def _with_limited_parts(allocations: Sequence[Allocation], view: PodView, node: Node) -> list[Allocation]:
+def _with_limited_parts(allocations: Sequence[Allocation], view: PodView, node: NodeDevices) -> list[Allocation]:
     """Return the allocations of a pod. An allocation of a virtual device has the part that the limits of its container
     allow, if the node's settings name its system."""
     chosen = [parts for name, parts in virtual_devices().items() if name in node.systems]
@@ -666,7 +668,7 @@ def _with_limited_parts(allocations: Sequence[Allocation], view: PodView, node: 
 
 
 def _reservation_tenants(
-    views: Iterable[PodView], reserved: Mapping[str, Sequence[DeviceRef]], node: Node
+    views: Iterable[PodView], reserved: Mapping[str, Sequence[DeviceRef]], node: NodeDevices
 ) -> list[Allocation]:
     """Return the allocations of the pods that share reserved GPUs, each with the part that the pod declares.
 

@@ -28,7 +28,7 @@ import h2.events
 import h2.exceptions
 
 from agent.holders.kubelet import kubelet_pod_resources
-from agent.holders.kubelet.kubelet_pod_resources import Devices, Malformed, PodResources
+from agent.holders.kubelet.kubelet_pod_resources import ContainerDevices, Malformed, PodResources
 from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import Clock
 from gputally.base.errors import AgentError
@@ -247,7 +247,7 @@ class KubeletAnswer:
     took_ms: duration of the poll that gave the answer."""
 
     pods: tuple[PodResources, ...] = ()
-    offered: tuple[Devices, ...] = ()
+    offered: tuple[ContainerDevices, ...] = ()
     at_ms: int | None = None
     failure: str = "not polled yet"
     took_ms: int = 0
@@ -317,7 +317,7 @@ class Kubelet:
     def _pause_ms(self) -> int:
         return min(POLL_MS << min(self._failures, 8), MAX_BACKOFF_MS) if self._failures > 3 else POLL_MS
 
-    def _allocatable(self) -> tuple[Devices, ...]:
+    def _allocatable(self) -> tuple[ContainerDevices, ...]:
         """Return the allocatable devices. Kubelets before 1.23 do not support the call. Then the result is empty, and
         the number of replicas of a device is unknown."""
         try:

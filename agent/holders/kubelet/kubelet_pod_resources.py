@@ -23,7 +23,7 @@ class Malformed(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Devices:
+class ContainerDevices:
     """The devices of one resource, such as `nvidia.com/gpu`. ids: their names in the device plugin."""
 
     resource: str
@@ -46,7 +46,7 @@ class ClaimedDevice:
 @dataclass(frozen=True, slots=True)
 class ContainerResources:
     name: str
-    devices: tuple[Devices, ...] = ()
+    devices: tuple[ContainerDevices, ...] = ()
     claimed: tuple[ClaimedDevice, ...] = ()
 
 
@@ -64,7 +64,7 @@ def decode_list(message: bytes) -> tuple[PodResources, ...]:
     return tuple(_pod(_grouped(part)) for part in _parts(_grouped(message), 1))
 
 
-def decode_allocatable(message: bytes) -> tuple[Devices, ...]:
+def decode_allocatable(message: bytes) -> tuple[ContainerDevices, ...]:
     """Decode the devices of an AllocatableResourcesResponse. Raises Malformed."""
     return tuple(_devices(_grouped(part)) for part in _parts(_grouped(message), 1))
 
@@ -80,8 +80,8 @@ def _container(fields: _Fields) -> ContainerResources:
     return ContainerResources(_last_text(fields, 1), devices, claimed)
 
 
-def _devices(fields: _Fields) -> Devices:
-    return Devices(_last_text(fields, 1), _texts(fields, 2))
+def _devices(fields: _Fields) -> ContainerDevices:
+    return ContainerDevices(_last_text(fields, 1), _texts(fields, 2))
 
 
 def _claimed(fields: _Fields) -> list[ClaimedDevice]:

@@ -1,7 +1,7 @@
 """Decodes the few fields of API objects that the agent needs, and reduces a pod to its facts.
 
-It skips all other fields, so the agent can read objects of newer servers; invalid data raises `Unreadable`. Names are
-Kubernetes' own, in snake case. Source: kubernetes.io, API reference v1.36, Pod and Node."""
+It skips all other fields, so the agent can read objects of newer servers; invalid data raises `UnreadableObject`. Names
+are Kubernetes' own, in snake case. Source: kubernetes.io, API reference v1.36, Pod and Node."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from gputally.kubernetes.pod_queue_labels import (
 )
 
 
-class Unreadable(ValueError):
+class UnreadableObject(ValueError):
     """The data is not JSON, or not the expected object."""
 
 
-class OwnerReference(msgspec.Struct, rename="camel"):
+class _OwnerReference(msgspec.Struct, rename="camel"):
     kind: str = ""
     name: str = ""
     uid: str = ""
@@ -45,19 +45,19 @@ class Meta(msgspec.Struct, rename="camel"):
     name: str
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
-    owner_references: list[OwnerReference] | None = None
+    owner_references: list[_OwnerReference] | None = None
     creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None
 
 
-class Resources(msgspec.Struct, rename="camel"):
+class _Resources(msgspec.Struct, rename="camel"):
     requests: dict[str, str | int | float] | None = None
     limits: dict[str, str | int | float] | None = None
 
 
-class Container(msgspec.Struct, rename="camel"):
+class _Container(msgspec.Struct, rename="camel"):
     name: str = ""
-    resources: Resources | None = None
+    resources: _Resources | None = None
     restart_policy: str | None = None
 
 
@@ -65,8 +65,8 @@ class Spec(msgspec.Struct, rename="camel"):
     node_name: str = ""
     scheduler_name: str = ""
     priority: int | None = None
-    containers: list[Container] | None = None
-    init_containers: list[Container] | None = None
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
     resource_claims: list[msgspec.Raw] | None = None
 
 
@@ -75,35 +75,35 @@ class Instant(msgspec.Struct, rename="camel"):
     finished_at: datetime | None = None
 
 
-class State(msgspec.Struct, rename="camel"):
+class _ContainerState(msgspec.Struct, rename="camel"):
     running: Instant | None = None
     terminated: Instant | None = None
 
 
-class ContainerStatus(msgspec.Struct, rename="camel"):
+class _ContainerStatus(msgspec.Struct, rename="camel"):
     name: str = ""
     container_id: str | None = msgspec.field(default=None, name="containerID")
-    state: State | None = None
-    last_state: State | None = None
+    state: _ContainerState | None = None
+    last_state: _ContainerState | None = None
 
 
-class Condition(msgspec.Struct, rename="camel"):
+class _PodCondition(msgspec.Struct, rename="camel"):
     type: str = ""
     status: str = ""
     last_transition_time: datetime | None = None
 
 
-class PodStatus(msgspec.Struct, rename="camel"):
+class _PodStatus(msgspec.Struct, rename="camel"):
     phase: str | None = None
-    conditions: list[Condition] | None = None
-    container_statuses: list[ContainerStatus] | None = None
-    init_container_statuses: list[ContainerStatus] | None = None
+    conditions: list[_PodCondition] | None = None
+    container_statuses: list[_ContainerStatus] | None = None
+    init_container_statuses: list[_ContainerStatus] | None = None
 
 
-class Pod(msgspec.Struct, rename="camel"):
+class _Pod(msgspec.Struct, rename="camel"):
     metadata: Meta
     spec: Spec
-    status: PodStatus | None = None
+    status: _PodStatus | None = None
 
 
 class NodeMeta(msgspec.Struct):
@@ -141,13 +141,13 @@ class SliceDevice(msgspec.Struct):
     basic: BasicDevice | None = None
 
 
-class Pool(msgspec.Struct):
+class ResourcePool(msgspec.Struct):
     name: str = ""
 
 
 class SliceSpec(msgspec.Struct):
     driver: str
-    pool: Pool
+    pool: ResourcePool
     devices: list[SliceDevice] | None = None
 
 
@@ -185,7 +185,7 @@ class ResourceClaim(msgspec.Struct):
     status: ClaimStatus | None = None
 
 
-class Event(msgspec.Struct):
+class WatchEvent(msgspec.Struct):
     """One line of a watch. object: an object of the watched kind, or a Status if the type is ERROR."""
 
     type: str
@@ -222,21 +222,21 @@ _T = TypeVar("_T")
 
 _DECODERS: Mapping[type, msgspec.json.Decoder[Any]] = {
     kind: msgspec.json.Decoder(kind)
-    for kind in (Pod, Node, Listing, Event, Status, ResourceSlice, ResourceClaim, _Versioned)
+    for kind in (_Pod, Node, Listing, WatchEvent, Status, ResourceSlice, ResourceClaim, _Versioned)
 }
 
 
 def decode(data: bytes | msgspec.Raw, kind: type[_T]) -> _T:
-    """Decode an object. Raises Unreadable."""
+    """Decode an object. Raises UnreadableObject."""
     try:
         value: _T = _DECODERS[kind].decode(data)
         return value
     except UNDECODABLE as error:
-        raise Unreadable(f"not a {kind.__name__}: {error}") from error
+        raise UnreadableObject(f"not a {kind.__name__}: {error}") from error
 
 
 def resource_version(data: bytes | msgspec.Raw) -> str:
-    """Return the resource version of an object of any kind. Raises Unreadable."""
+    """Return the resource version of an object of any kind. Raises UnreadableObject."""
     return decode(data, _Versioned).metadata.resource_version
 
 
@@ -295,12 +295,12 @@ class PodView:
 
 
 def read(pod: bytes, node: str, allowed_labels: Sequence[str]) -> PodView:
-    """Decode a Pod and reduce it to its view. Raises Unreadable.
+    """Decode a Pod and reduce it to its view. Raises UnreadableObject.
 
     node: the name of this node.
     allowed_labels: keys of labels, or patterns with `*`, that the agent sends."""
-    decoded = decode(pod, Pod)
-    meta, spec, status = decoded.metadata, decoded.spec, decoded.status or PodStatus()
+    decoded = decode(pod, _Pod)
+    meta, spec, status = decoded.metadata, decoded.spec, decoded.status or _PodStatus()
     labels, annotations = meta.labels or {}, meta.annotations or {}
     phase = status.phase or ""
     requests = _requests(spec, annotations)
@@ -349,13 +349,13 @@ def _allowed(labels: Mapping[str, str], allowed: Sequence[str]) -> dict[str, str
     return {key: labels[key][:MAX_LABEL_CHARS] for key in keys[:MAX_LABELS]}
 
 
-def _owners(references: Sequence[OwnerReference]) -> tuple[Owner, ...]:
+def _owners(references: Sequence[_OwnerReference]) -> tuple[Owner, ...]:
     """Return the pod's owner: the controller, or else the first reference. Empty if the pod has none."""
     ordered = sorted(references, key=lambda owner: not owner.controller)
     return tuple(Owner(kind=o.kind, name=o.name, uid=o.uid) for o in ordered[:1])
 
 
-def _workload(references: Sequence[OwnerReference], labels: Mapping[str, str]) -> str:
+def _workload(references: Sequence[_OwnerReference], labels: Mapping[str, str]) -> str:
     """Return the pod's workload as `Kind/name`; "" if the pod has no owner.
 
     The owner of a Deployment's pod is a ReplicaSet. Its name is the Deployment's name and a hash, which the pod has as
@@ -381,7 +381,7 @@ def _requests(spec: Spec, annotations: Mapping[str, str]) -> dict[str, str]:
     init = [c for c in spec.init_containers or () if c.restart_policy != "Always"]
     sidecars = [c for c in spec.init_containers or () if c.restart_policy == "Always"]
     for container in [*(spec.containers or ()), *sidecars, *init]:
-        resources = container.resources or Resources()
+        resources = container.resources or _Resources()
         for name, quantity in {**(resources.limits or {}), **(resources.requests or {})}.items():
             text = str(quantity)
             if not name.startswith(_resources()):
@@ -412,7 +412,7 @@ def _limits(spec: Spec) -> dict[str, dict[str, str]]:
     Extended resources are not overcommitted, so a request without a limit counts as the limit."""
     limits: dict[str, dict[str, str]] = {}
     for container in (*(spec.init_containers or ()), *(spec.containers or ())):
-        resources = container.resources or Resources()
+        resources = container.resources or _Resources()
         own = {**(resources.requests or {}), **(resources.limits or {})}
         limits[container.name] = {key: str(value)[:64] for key, value in own.items() if key.startswith(_resources())}
     return limits
@@ -427,20 +427,20 @@ def _groups(labels: Mapping[str, str]) -> tuple[str, ...]:
     return ()
 
 
-def _container_ids(status: PodStatus) -> dict[str, str]:
+def _container_ids(status: _PodStatus) -> dict[str, str]:
     """Return the names of the containers by their ids, without the runtime's prefix (`containerd://`)."""
     statuses = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
     return {s.container_id.rpartition("//")[2]: s.name for s in statuses if s.container_id}
 
 
-def _scheduled_ms(status: PodStatus) -> int | None:
+def _scheduled_ms(status: _PodStatus) -> int | None:
     for condition in status.conditions or ():
         if condition.type == "PodScheduled" and condition.status == "True":
             return _ms(condition.last_transition_time)
     return None
 
 
-def _first_start_ms(status: PodStatus) -> int | None:
+def _first_start_ms(status: _PodStatus) -> int | None:
     """Return when the first container started; None if none did. The status of a container contains only its present
     and previous start."""
     states = [state for c in status.container_statuses or () for state in (c.state, c.last_state) if state]
@@ -448,7 +448,7 @@ def _first_start_ms(status: PodStatus) -> int | None:
     return min((ms for instant in instants if (ms := _ms(instant.started_at)) is not None), default=None)
 
 
-def _last_end_ms(status: PodStatus) -> int | None:
+def _last_end_ms(status: _PodStatus) -> int | None:
     ends = [c.state.terminated for c in status.container_statuses or () if c.state and c.state.terminated]
     return max((ms for end in ends if (ms := _ms(end.finished_at)) is not None), default=None)
 

@@ -1,8 +1,8 @@
 """Finds the holders of a Kubernetes node's GPUs, and closes the driver while a label of the node requires it.
 
-Threads follow the kubelet and the API server. `NodePods.read` joins their last data and never waits. If the API server
-does not answer within 30 s of the start, pods are known by their names and log folders only. If it fails later, its
-last answers stay in use. If the kubelet does not answer, the holders are unknown.
+Threads follow the kubelet and the API server. `KubernetesSource.read` joins their last data and never waits. If the API
+server does not answer within 30 s of the start, pods are known by their names and log folders only. If it fails later,
+its last answers stay in use. If the kubelet does not answer, the holders are unknown.
 
 NVIDIA's operator and MIG manager announce their work in labels of the node, and fail while any process has the driver
 open. The labels:
@@ -32,17 +32,24 @@ from agent.holders.kubelet import kubernetes_api_objects
 from agent.holders.kubelet.device_allocations import (
     SLICES_PATHS,
     Key,
-    Node,
     NodeAllocations,
+    NodeDevices,
     ResourceClaims,
     SliceStore,
     find_holders,
     merge_offered,
 )
 from agent.holders.kubelet.kubelet_grpc_client import Kubelet
-from agent.holders.kubelet.kubelet_pod_resources import Devices, PodResources
+from agent.holders.kubelet.kubelet_pod_resources import ContainerDevices, PodResources
 from agent.holders.kubelet.kubernetes_api_objects import PodView
-from agent.holders.kubelet.lean_list_watch import BOUND_PODS_FILE, ApiServer, BoundPods, PodStore, Reflector, in_cluster
+from agent.holders.kubelet.lean_list_watch import (
+    BOUND_PODS_FILE,
+    ApiServer,
+    BoundPods,
+    LeanReflector,
+    PodStore,
+    in_cluster,
+)
 from agent.holders.kubelet.lean_list_watch import PATH as PODS
 from agent.holders.protocol import Holdings, KnownPod, NodeSurroundings, PodNames
 from agent.wire import PodFacts, SharingMode
@@ -114,7 +121,7 @@ class NodeStore:
     def _read_labels(self, item: bytes) -> None:
         try:
             meta = kubernetes_api_objects.decode(item, kubernetes_api_objects.Node).metadata
-        except kubernetes_api_objects.Unreadable as error:
+        except kubernetes_api_objects.UnreadableObject as error:
             log.warning("a node cannot be decoded", extra={"reason": str(error)[:200]})
             return
         if meta.name == self._node:
@@ -140,7 +147,7 @@ def _log_failure(name: str, error: Exception) -> None:
     log.error("a loop failed and restarts", extra={"loop": name}, exc_info=error)
 
 
-class NodePods:
+class KubernetesSource:
     """The `agent.holders.protocol.HolderSource` of a Kubernetes node.
 
     pods, node, slices: each store with the reflector that fills it. These and `claims` are None if the API server is
@@ -154,9 +161,9 @@ class NodePods:
         self,
         kubelet: Kubelet,
         clock: Clock,
-        pods: tuple[PodStore, Reflector] | None = None,
-        node: tuple[NodeStore, Reflector] | None = None,
-        slices: tuple[SliceStore, Reflector] | None = None,
+        pods: tuple[PodStore, LeanReflector] | None = None,
+        node: tuple[NodeStore, LeanReflector] | None = None,
+        slices: tuple[SliceStore, LeanReflector] | None = None,
         logs: PodNames | None = None,
         claims: ResourceClaims | None = None,
         systems: frozenset[str] = frozenset(),
@@ -173,12 +180,12 @@ class NodePods:
         self._node = node
         self._slices = slices
         watched = (("pods", pods), ("node", node), ("slices", slices))
-        self._reflectors: dict[str, Reflector] = {name: pair[1] for name, pair in watched if pair is not None}
+        self._reflectors: dict[str, LeanReflector] = {name: pair[1] for name, pair in watched if pair is not None}
         self._logs = logs
         self._began_ms = clock.monotonic_ms()
         self._listed: dict[Key, tuple[PodResources, int]] = {}
         """The devices of each pod, and the monotonic time at which the kubelet last listed the pod."""
-        self._offered: Sequence[Devices] = ()
+        self._offered: Sequence[ContainerDevices] = ()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -221,7 +228,7 @@ class NodePods:
         self._offered = merge_offered(self._offered, answer.offered, gpus)
         listed = [pod for pod in self._holding(answer.pods, views, now_ms) if (pod.namespace, pod.name) not in deleted]
         names = self._logs.names(at_ms) if self._logs is not None else {}
-        node = Node(
+        node = NodeDevices(
             gpus,
             self._offered,
             replica_mode(self._node[0].labels if self._node is not None else {}),
@@ -289,7 +296,7 @@ def _known_pods(views: Mapping[Key, PodView]) -> dict[str, KnownPod]:
     return known
 
 
-def open_node(_place: str, node: NodeSurroundings) -> NodePods:
+def open_node(_place: str, node: NodeSurroundings) -> KubernetesSource:
     """Create the source of a Kubernetes node and start its threads.
 
     Raises SettingsError if this is not a Kubernetes node, or if the API server's address or CA file cannot be used."""
@@ -299,7 +306,7 @@ def open_node(_place: str, node: NodeSurroundings) -> NodePods:
     kubelet = Kubelet(socket, clock)
     logs, systems = node.pod_names, chosen.sharing_systems
     if api is None:
-        pods = NodePods(kubelet, clock, logs=logs, systems=systems, tasks=node.tasks)
+        pods = KubernetesSource(kubelet, clock, logs=logs, systems=systems, tasks=node.tasks)
     else:
         spool = chosen.spool_path(node.environ, root=os.geteuid() == 0)
         bound = BoundPods(spool.with_name(BOUND_PODS_FILE))
@@ -315,12 +322,12 @@ def open_node(_place: str, node: NodeSurroundings) -> NodePods:
                 node.drivers.reacquire(before)
 
         labels = NodeStore(node.node, close_or_open)
-        pods = NodePods(
+        pods = KubernetesSource(
             kubelet,
             clock,
-            (store, Reflector(api, PODS, f"spec.nodeName={node.node}", store, clock)),
-            (labels, Reflector(api, PATH, f"metadata.name={node.node}", labels, clock)),
-            (slices, Reflector(api, SLICES_PATHS, f"spec.nodeName={node.node}", slices, clock, optional=True)),
+            (store, LeanReflector(api, PODS, f"spec.nodeName={node.node}", store, clock)),
+            (labels, LeanReflector(api, PATH, f"metadata.name={node.node}", labels, clock)),
+            (slices, LeanReflector(api, SLICES_PATHS, f"spec.nodeName={node.node}", slices, clock, optional=True)),
             logs,
             ResourceClaims(api, clock),
             systems,

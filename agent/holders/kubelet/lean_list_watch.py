@@ -4,8 +4,8 @@ The Kubernetes client would cost every node 40 MiB for two requests. `ApiServer`
 when the kubelet renews its file, and limits the size of lines and pages. TCP's keep-alive detects a dead network long
 before a watch would time out.
 
-`Reflector` continues a watch from the last resource version after every break. Bookmarks advance the version while
-nothing happens. 410 Gone means that the version is too old; then `Reflector` lists all objects again. It backs off
+`LeanReflector` continues a watch from the last resource version after every break. Bookmarks advance the version while
+nothing happens. 410 Gone means that the version is too old; then `LeanReflector` lists all objects again. It backs off
 after failures, with jitter, so that a thousand nodes do not return at once. Meanwhile the known objects stay, and
 `failure` gives the reason why they may be old. Source: kubernetes.io, "Efficient detection of changes".
 
@@ -33,10 +33,10 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from agent.core.lean_http_client import TokenFile, TokenUnavailable, connection_to, failure_reason, read_answer
+from agent.core.lean_http_client import BearerToken, TokenUnavailable, connection_to, failure_reason, read_answer
 from agent.core.settings import SettingsError
 from agent.holders.kubelet import kubernetes_api_objects
-from agent.holders.kubelet.kubernetes_api_objects import PodView, Unreadable
+from agent.holders.kubelet.kubernetes_api_objects import PodView, UnreadableObject
 from agent.wire import PodFacts
 from gputally.base import atomic_file
 from gputally.base.background_tasks import BackgroundTask
@@ -188,7 +188,7 @@ class ApiServer:
         connection_to(url, ca_file, TIMEOUT_S)  # invalid values fail here instead of at every request
         self._url = url
         self._ca_file = ca_file
-        self._token = TokenFile(token_file) if token_file is not None else None
+        self._token = BearerToken(token_file) if token_file is not None else None
         self._mutex = threading.Lock()
         self._open: set[http.client.HTTPConnection] = set()
         self._closed = False
@@ -274,7 +274,7 @@ def _refusal(response: http.client.HTTPResponse) -> ApiUnavailable:
         reason = kubernetes_api_objects.decode(
             read_answer(response, 64 * 1024, TIMEOUT_S), kubernetes_api_objects.Status
         ).message[:200]
-    except kubernetes_api_objects.Unreadable:
+    except kubernetes_api_objects.UnreadableObject:
         reason = response.reason
     after = response.getheader("Retry-After", "").strip()
     retry_after_s = min(int(after[:6]), 3600) if after.isascii() and after.isdigit() else 0
@@ -298,7 +298,7 @@ _CHANGES = frozenset({"ADDED", "MODIFIED", "DELETED"})
 _SYSTEM_RANDOM = random.SystemRandom()
 
 
-class Api(Protocol):
+class ListWatchApi(Protocol):
     """The requests that this module and `agent.holders.kubelet.device_allocations` send, as in `ApiServer`."""
 
     def page(self, path: str, parameters: Mapping[str, str]) -> bytes: ...
@@ -317,7 +317,7 @@ class Store(Protocol):
         ...
 
 
-class Reflector:
+class LeanReflector:
     """Keeps `store` equal to the objects at a path that the field selector `selector` selects.
 
     path: the path, or the paths of an API's versions, the newest first. The first one that the server has is used.
@@ -330,7 +330,7 @@ class Reflector:
 
     def __init__(
         self,
-        api: Api,
+        api: ListWatchApi,
         path: str | Sequence[str],
         selector: str,
         store: Store,
@@ -376,7 +376,7 @@ class Reflector:
             if not self._version:
                 self._list()
             return self._watch()
-        except (ApiUnavailable, kubernetes_api_objects.Unreadable) as error:
+        except (ApiUnavailable, kubernetes_api_objects.UnreadableObject) as error:
             return self._record_failure(error)
 
     def _list(self) -> None:
@@ -414,7 +414,7 @@ class Reflector:
         self._task.succeed()  # a long time without a line is not a fault; the connection has a time limit
         for line in self._api.lines(self._path, parameters, lasts_s + 30):
             self._task.begin()
-            self._apply(kubernetes_api_objects.decode(line, kubernetes_api_objects.Event))
+            self._apply(kubernetes_api_objects.decode(line, kubernetes_api_objects.WatchEvent))
             quiet = False
         short = self._clock.monotonic_ms() - began_ms < SHORT_MS
         if quiet and short:
@@ -422,7 +422,7 @@ class Reflector:
         self._record_success()
         return SHORT_MS if short else 0
 
-    def _apply(self, event: kubernetes_api_objects.Event) -> None:
+    def _apply(self, event: kubernetes_api_objects.WatchEvent) -> None:
         if event.type == "ERROR":
             status = kubernetes_api_objects.decode(event.object, kubernetes_api_objects.Status)
             raise ApiUnavailable(f"watch: {status.message or status.reason}"[:200], status.code)
@@ -438,7 +438,7 @@ class Reflector:
         self._failures, self._warned = 0, False
         self.failure = ""
 
-    def _record_failure(self, error: ApiUnavailable | kubernetes_api_objects.Unreadable) -> int:
+    def _record_failure(self, error: ApiUnavailable | kubernetes_api_objects.UnreadableObject) -> int:
         status = error.status if isinstance(error, ApiUnavailable) else GONE
         if status == NOT_FOUND and self._optional:
             self._version, self.failure = "", ""
@@ -551,7 +551,7 @@ class PodStore:
     def _read(self, item: bytes) -> PodView | None:
         try:
             return self._bound.as_bound(kubernetes_api_objects.read(item, self._node, self._labels))
-        except Unreadable as error:
+        except UnreadableObject as error:
             log.warning("a pod cannot be decoded", extra={"reason": str(error)[:200]})
             return None
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from agent.__main__ import main
-from agent.commands.gpu_load_check import Check, Cuda, CudaFault, NoCuda, duration_ms, print_checks, report, size
+from agent.commands.gpu_load_check import Cuda, CudaFault, LoadCheck, NoCuda, duration_ms, print_checks, report, size
 from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 from agent.gpu_readers.nvml.nvml_library import Driver
 from agent.holders.node_reader import NodeSource
@@ -178,7 +178,7 @@ def test_a_wrong_call_is_refused(arguments: list[str], capsys: pytest.CaptureFix
 
 
 def test_checks_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    check = Check("memory", "512 MiB", "510 MiB", "ok")
+    check = LoadCheck("memory", "512 MiB", "510 MiB", "ok")
     print_checks([check], "json")
     assert json.loads(capsys.readouterr().out) == [
         {"name": "memory", "expected": "512 MiB", "seen": "510 MiB", "verdict": "ok"}

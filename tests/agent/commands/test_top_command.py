@@ -21,10 +21,10 @@ from agent.commands.top_command import (
     TREND_CELLS,
     Drawing,
     Frame,
-    History,
-    Line,
+    HolderHistories,
+    HourlyPrices,
     LiveTable,
-    Prices,
+    TopLine,
     columns,
     from_exposition,
     from_snapshot,
@@ -40,8 +40,8 @@ from agent.core.readings import (
     Gpu,
     InstanceReading,
     MigInstance,
+    NodeSnapshot,
     Reading,
-    Snapshot,
     Unavailable,
 )
 from agent.metering.meter import Meter
@@ -59,9 +59,9 @@ H200 = Gpu("GPU-a", 0, "NVIDIA H200", 144_384)
 POD = Holder(kind="pod", uid="u1", namespace="vision", name="train-0", container="main")
 
 
-def snapshot(at_ms: int, busy_us: Reading, *given: Allocation, gpu: Gpu = H200, health: Health = "ok") -> Snapshot:
+def snapshot(at_ms: int, busy_us: Reading, *given: Allocation, gpu: Gpu = H200, health: Health = "ok") -> NodeSnapshot:
     device = DeviceReading(gpu, health, "1", busy_us=busy_us, memory_used_mib=61_440, power_mw=512_400)
-    return Snapshot(at_ms, (device,), given)
+    return NodeSnapshot(at_ms, (device,), given)
 
 
 def seen(at_ms: int, busy_us: Reading, *allocations: Allocation, health: Health = "ok") -> Frame:
@@ -80,15 +80,15 @@ class Screen(Console):
         return self.written.getvalue()
 
 
-def drawn(lines: tuple[Line, ...], width: int = 80) -> str:
+def drawn(lines: tuple[TopLine, ...], width: int = 80) -> str:
     screen = Screen(width)
     screen.print(Drawing(lines, "8 GPUs, 1 held"))
     return screen.text
 
 
-def observed(*frames: Frame, prices: Prices | None = None) -> tuple[Line, ...]:
+def observed(*frames: Frame, prices: HourlyPrices | None = None) -> tuple[TopLine, ...]:
     """The lines of the last frame."""
-    history = History(prices) if prices else History()
+    history = HolderHistories(prices) if prices else HolderHistories()
     for frame in frames:
         history.observe(frame)
     return history.lines(frames[-1])
@@ -125,7 +125,7 @@ def test_every_holder_of_a_shared_gpu_has_a_line_with_its_own_figures() -> None:
         instances = (InstanceReading("MIG-1", busy_us, 1_024),)
         return from_snapshot(replace(now, devices=(msgspec.structs.replace(now.devices[0], instances=instances),)))
 
-    prices = Prices("USD", everything=Decimal(7))
+    prices = HourlyPrices("USD", everything=Decimal(7))
     whole, pod, other = observed(shared(T0, 0), shared(T0 + 10_000, 3_000_000), prices=prices)
     assert (whole.index, whole.holder, whole.busy, whole.cost) == ("0", "2 holders", 30, Decimal(7))
     assert (pod.index, pod.holder, pod.busy, pod.memory_mib, pod.cost) == (
@@ -142,7 +142,7 @@ def test_a_lost_gpu_says_so() -> None:
 
 
 LONG = tuple(
-    Line(str(n), "H100 80GB HBM3", "a-very-long-namespace/a-pod-with-a-long-name-0", 100, 81_559, 81_559, 700,
+    TopLine(str(n), "H100 80GB HBM3", "a-very-long-namespace/a-pod-with-a-long-name-0", 100, 81_559, 81_559, 700,
          (100,) * TREND_CELLS, Decimal("1234.567"))
     for n in range(8)
 )  # fmt: skip
@@ -183,7 +183,7 @@ def test_once_reads_twice_and_prints() -> None:
         return seen(clock.wall_ms(), (clock.wall_ms() - T0) * 400, Allocation("GPU-a", POD))
 
     def without_driver() -> Frame:
-        return from_snapshot(Snapshot(clock.wall_ms(), (), (), sources=(("nvml", "driver not loaded"),)))
+        return from_snapshot(NodeSnapshot(clock.wall_ms(), (), (), sources=(("nvml", "driver not loaded"),)))
 
     assert print_once(busy, clock, screen) == 0
     assert "40 %" in screen.text
@@ -202,7 +202,7 @@ def test_the_live_table_is_redrawn() -> None:
 MIG = make_gpu("GPU-1", 1, A100, ["3g.40gb", "1g.10gb"])
 
 
-def prices(text: str) -> Prices:
+def prices(text: str) -> HourlyPrices:
     return parse(parse_yaml(text, "prices.yaml"))
 
 
@@ -213,7 +213,7 @@ def test_the_entry_with_the_most_words_of_a_name_wins() -> None:
     assert book.of("NVIDIA H100 NVL") == Decimal("2.10")
     assert book.of("NVIDIA A100-SXM4-80GB") == 1
     assert book.of("NVIDIA A100-PCIE-40GB") is None
-    assert Prices(everything=price("3")).of("anything") == 3
+    assert HourlyPrices(everything=price("3")).of("anything") == 3
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_a_running_agents_page_gives_the_same_table_as_its_snapshots() -> None:
             frames.append(look())
             clock.advance(20_000)
     exposition.close()
-    table = drawn(observed(*frames, prices=Prices("USD", everything=Decimal(8))), 100)
+    table = drawn(observed(*frames, prices=HourlyPrices("USD", everything=Decimal(8))), 100)
     text = [line.split() for line in table.splitlines() if line.strip()]
     assert text[2:6] == [
         ["0", "H100", "80GB", "HBM3", "2", "holders", "60", "%", "4/80", "G", "448", "W", "4.00", "▅" * 12],

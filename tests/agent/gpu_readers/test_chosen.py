@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from agent.__main__ import main
 from agent.core.guarded_calls import RETRY_MS
 from agent.core.readings import (
-    Condition,
+    DeviceCondition,
     DeviceReading,
     DriverReplaced,
     Gpu,
@@ -31,7 +31,7 @@ from agent.core.readings import (
 )
 from agent.core.settings import SettingsError
 from agent.gpu_readers.chosen import ChosenReader, GpuReaders, open_readers
-from agent.gpu_readers.guard import MOST_DEVICES, Guard, WrongReading, checked
+from agent.gpu_readers.guard import MOST_DEVICES, GuardedReader, WrongReading, checked
 from agent.gpu_readers.protocol import GpuReader, GpuReadings, Surroundings
 from agent.wire import Holder
 from gputally.base import plugins as registry
@@ -99,7 +99,7 @@ class Third:
 
 
 def guarded(third: Third, most_s: float = 60.0) -> GpuReaders:
-    guard = Guard("third", lambda: third, fills=False, most_s=most_s)
+    guard = GuardedReader("third", lambda: third, fills=False, most_s=most_s)
     guard.open()
     return readers(("own", lambda at_ms: (device("G0"),)), ChosenReader("third", guard))
 
@@ -189,7 +189,7 @@ def test_a_reader_that_does_not_open_is_tried_again() -> None:
             raise OSError("not yet")
         return third
 
-    guard = Guard("third", opens, fills=False)
+    guard = GuardedReader("third", opens, fills=False)
     guard.open()
     seen = [guard.read(T0 + after_ms).failure for after_ms in (0, 2_000, RETRY_MS - 1, RETRY_MS)]
     assert [bool(failure) for failure in seen] == [True, True, True, False]
@@ -214,7 +214,7 @@ def wrong(**values: Any) -> GpuReadings:
         wrong(gpu=Gpu("a", -1, "X", 1)), wrong(gpu=Gpu("a", 0, "X", 0)),
         wrong(gpu=Gpu("a", 0, "X", 1, 2, (part("m"),))),
         wrong(instances=(InstanceReading("m", 5),)), wrong(processes=(ProcessReading(-1),)),
-        wrong(condition=Condition(xids=(XidCount(1, -3, 0),))),
+        wrong(condition=DeviceCondition(xids=(XidCount(1, -3, 0),))),
         GpuReadings((device("T0"), device("T0"))),
         GpuReadings(tuple(device(f"T{number}") for number in range(MOST_DEVICES + 1))),
     ],

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.readings import DriverReplaced
-from agent.core.steady_clock import Timeline
+from agent.core.steady_clock import SteadyTimeline
 from agent.metering.meter import Meter
 from gputally.base.clock import VirtualClock
 from tests.agent.nvml_rig import GIB, T0, Rig
@@ -39,7 +39,7 @@ class History(Rig):
         super().__init__(fake, root, gpus=2, setup=[f"accounting {chance.randint(0, 1)}", f"noise {number}"])
         fake.tell("on 1", "migmode 1", *LAYOUT)
         self.clock = VirtualClock(T0)
-        self.timeline = Timeline(self.clock)
+        self.timeline = SteadyTimeline(self.clock)
         self.allocated_us: dict[str, int] = defaultdict(int)
         self.at_ms = self.timeline.now_ms()
         self.started = 0

@@ -16,7 +16,7 @@ import yaml
 
 from agent.holders.kubelet.device_allocations import SLICES_PATHS, SliceStore
 from agent.holders.kubelet.kubernetes_source import NodeStore
-from agent.holders.kubelet.lean_list_watch import ApiServer, ApiUnavailable, Reflector
+from agent.holders.kubelet.lean_list_watch import ApiServer, ApiUnavailable, LeanReflector
 from agent.wire import Owner
 from gputally.base.clock import SystemClock
 from tests.agent.pods import Following, Seen, pod_object
@@ -169,7 +169,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]
 def followed(backend: Backend) -> Iterator[Seen]:
     clock, api = SystemClock(), backend.api()
     seen = Seen(clock, "team")
-    following = Following(Reflector(api, "/api/v1/pods", "spec.nodeName=node-1", seen, clock))
+    following = Following(LeanReflector(api, "/api/v1/pods", "spec.nodeName=node-1", seen, clock))
     yield seen
     api.close()
     following.end()
@@ -215,7 +215,7 @@ def test_labels_of_the_node_ask_for_the_driver(backend: Backend) -> None:
     clock, api = SystemClock(), backend.api()
     backend.label_node("node-1", {"nvidia.com/mig.config.state": "pending"})
     store = NodeStore("node-1", lambda before, reason: told.put(reason))
-    following = Following(Reflector(api, "/api/v1/nodes", "metadata.name=node-1", store, clock))
+    following = Following(LeanReflector(api, "/api/v1/nodes", "metadata.name=node-1", store, clock))
     assert told.get(timeout=10) == "nvidia.com/mig.config.state=pending"
     backend.label_node("node-1", {"nvidia.com/mig.config.state": "success"})
     assert told.get(timeout=10) == ""
@@ -240,7 +240,7 @@ def test_devices_that_claims_name_have_their_uuids(backend: Backend) -> None:
     backend.publish(slice_object("b", "node-2", ("gpu-0", "GPU-2")))
     backend.publish(slice_object("c", "node-1", ("nic-0", "NIC-0"), driver="net.example.org"))
     store, clock = SliceStore(), SystemClock()
-    reflector = Reflector(backend.api(), SLICES_PATHS, "spec.nodeName=node-1", store, clock, optional=True)
+    reflector = LeanReflector(backend.api(), SLICES_PATHS, "spec.nodeName=node-1", store, clock, optional=True)
     reflector._list()
     uuids = {key: device.uuid for key, device in store.devices().items()}
     assert uuids == {("node-1", "gpu-0"): "GPU-0", ("node-1", "gpu-0-mig-9-0-4"): "MIG-1"}

@@ -13,7 +13,7 @@ import yaml
 
 from agent.holders import hami, job_files, kubelet, pods_file, slurm
 from agent.holders.kubelet.kubelet_grpc_client import VALID_MS, Kubelet, UnaryChannel
-from agent.holders.kubelet.kubernetes_source import NodePods
+from agent.holders.kubelet.kubernetes_source import KubernetesSource
 from agent.holders.protocol import SEAM, HolderPlugin, HolderSource, Holdings
 from gputally.base.clock import VirtualClock
 from gputally.base.plugins import OURS, plugins
@@ -134,7 +134,7 @@ class TestKubelet(HolderSuite):
 
     def open(self, site: Site) -> HolderSource:
         assert isinstance(site, KubeletOfSuite)
-        return NodePods(site.kubelet, site.clock)
+        return KubernetesSource(site.kubelet, site.clock)
 
     def look(self, source: HolderSource, site: Site, after_ms: int = VALID_MS) -> Holdings:
         assert isinstance(site, KubeletOfSuite)

@@ -19,17 +19,22 @@ from agent.holders.kubelet.device_allocations import (
     SLICES_PATHS,
     DeviceNames,
     DeviceRef,
-    Node,
     NodeAllocations,
+    NodeDevices,
     PublishedDevice,
     ResourceClaims,
     SliceStore,
     find_holders,
     like_a_gpu,
 )
-from agent.holders.kubelet.kubelet_pod_resources import ClaimedDevice, ContainerResources, Devices, PodResources
+from agent.holders.kubelet.kubelet_pod_resources import (
+    ClaimedDevice,
+    ContainerDevices,
+    ContainerResources,
+    PodResources,
+)
 from agent.holders.kubelet.kubernetes_api_objects import ClaimResult, PodView
-from agent.holders.kubelet.lean_list_watch import ApiServer, Reflector
+from agent.holders.kubelet.lean_list_watch import ApiServer, LeanReflector
 from agent.holders.reserved_gpus import declared_ppm, replace_reservations
 from agent.holders.virtual_parts import limited_ppm
 from agent.wire import Holder
@@ -135,7 +140,7 @@ def given_pod(name: str, *containers: ContainerResources, namespace: str = "visi
 
 
 def box(name: str, *ids: str, resource: str = "nvidia.com/gpu") -> ContainerResources:
-    return ContainerResources(name, (Devices(resource, ids),))
+    return ContainerResources(name, (ContainerDevices(resource, ids),))
 
 
 def claiming(*devices: str, claim: str = "c", driver: str = "gpu.nvidia.com") -> ContainerResources:
@@ -143,8 +148,8 @@ def claiming(*devices: str, claim: str = "c", driver: str = "gpu.nvidia.com") ->
     return ContainerResources("main", claimed=claimed)
 
 
-def offered(*ids: str) -> tuple[Devices, ...]:
-    return (Devices("nvidia.com/gpu", ids),)
+def offered(*ids: str) -> tuple[ContainerDevices, ...]:
+    return (ContainerDevices("nvidia.com/gpu", ids),)
 
 
 KAI = frozenset({"kai"})
@@ -152,7 +157,7 @@ HAMI = virtual_devices()["hami"]
 
 
 def join(pods: Iterable[PodResources], views: Iterable[PodView] = (), **node: object) -> NodeAllocations:
-    return find_holders(pods, {v.key: v for v in views}, Node(GPUS, **{"systems": KAI, **node}))  # type: ignore[arg-type]
+    return find_holders(pods, {v.key: v for v in views}, NodeDevices(GPUS, **{"systems": KAI, **node}))  # type: ignore[arg-type]
 
 
 def held(holding: NodeAllocations) -> list[tuple[str, str, str, str]]:
@@ -532,7 +537,7 @@ def test_every_version_of_the_api_tells_the_devices(api_server: FakeApiServer, t
     api_server.put({"kind": "ResourceSlice", "metadata": {"name": "s"}, "spec": spec})
     store = SliceStore()
     api = ApiServer(api_server.url, None, token)
-    following = Following(Reflector(api, SLICES_PATHS, "spec.nodeName=node-1", store, SystemClock(), optional=True))
+    following = Following(LeanReflector(api, SLICES_PATHS, "spec.nodeName=node-1", store, SystemClock(), optional=True))
     until(lambda: following.reflector.synced, "the slices are not listed")
     api.close()
     following.end()

@@ -14,14 +14,14 @@ import pytest
 from agent.core.readings import Gpu
 from agent.holders.kubelet.device_allocations import (
     SLICES_PATHS,
-    Node,
     NodeAllocations,
+    NodeDevices,
     ResourceClaims,
     SliceStore,
     find_holders,
 )
 from agent.holders.kubelet.kubelet_pod_resources import ClaimedDevice, ContainerResources, PodResources
-from agent.holders.kubelet.lean_list_watch import ApiServer, Reflector
+from agent.holders.kubelet.lean_list_watch import ApiServer, LeanReflector
 from gputally.base.clock import SystemClock
 from tests.agent.pods import Following
 from tests.agent.sample_values import gpu
@@ -130,7 +130,7 @@ def holders(
     token = folder / "token"
     token.write_text(ADMIN_TOKEN)
     api, clock, store = ApiServer(running.url, running.ca_file, token), SystemClock(), SliceStore()
-    reflector = Reflector(api, SLICES_PATHS, f"spec.nodeName={NODE}", store, clock, optional=True)
+    reflector = LeanReflector(api, SLICES_PATHS, f"spec.nodeName={NODE}", store, clock, optional=True)
     following = Following(reflector)
     until(lambda: reflector.synced, "the slices are not listed")
     claims = ResourceClaims(api, clock)
@@ -143,7 +143,7 @@ def holders(
     claims.read(pods)
     claims.step()
     assert claims.failure == ""
-    found = find_holders(pods, {}, Node(gpus, claimable=store.devices(), claims=claims.read(pods)))
+    found = find_holders(pods, {}, NodeDevices(gpus, claimable=store.devices(), claims=claims.read(pods)))
     api.close()
     following.end()
     assert (found.unresolved, found.unknown) == ((), {})

@@ -15,7 +15,7 @@ from agent.core.guarded_calls import RETRY_MS
 from agent.core.readings import Allocation, Gpu, Unavailable
 from agent.core.settings import Settings, SettingsError
 from agent.holders.chosen import open_holders
-from agent.holders.guard import MOST_ALLOCATIONS, Guard, WrongHoldings, checked
+from agent.holders.guard import MOST_ALLOCATIONS, GuardedSource, WrongHoldings, checked
 from agent.holders.protocol import HolderPlugin, Holdings, JobCgroups, NodeSurroundings, VirtualDevices
 from agent.wire import Holder, Owner, PodFacts
 from gputally.base.background_tasks import BackgroundTasks
@@ -41,8 +41,8 @@ class Says:
         """Holds nothing."""
 
 
-def guard(says: Callable[[], Any], most_s: float = 5) -> Guard:
-    made = Guard("vms", NODE, lambda: Says(says), most_s=most_s)
+def guard(says: Callable[[], Any], most_s: float = 5) -> GuardedSource:
+    made = GuardedSource("vms", NODE, lambda: Says(says), most_s=most_s)
     made.open()
     return made
 
@@ -103,7 +103,7 @@ def test_one_that_cannot_be_opened_is_tried_again() -> None:
             raise OSError("not yet")
         return Says(lambda: Holdings((), ()))
 
-    late = Guard("late", NODE, opens)
+    late = GuardedSource("late", NODE, opens)
     late.open()
     seen = [sure(late.read(T0 + after_ms, GPUS)) for after_ms in (0, 2_000, RETRY_MS - 1, RETRY_MS)]
     assert [bool(known) for known in seen] == [False, False, False, True]
@@ -193,7 +193,7 @@ def test_one_that_opens_late_is_opened_once() -> None:
         go.wait(60)
         return Says(lambda: Holdings((), ()))
 
-    late = Guard("late", NODE, opens, most_opening_s=0.05)
+    late = GuardedSource("late", NODE, opens, most_opening_s=0.05)
     late.open()
     assert sure(late.read(T0, GPUS)) == frozenset()
     go.set()

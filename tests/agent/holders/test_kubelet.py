@@ -35,8 +35,8 @@ from agent.holders.kubelet.kubelet_grpc_client import (
 )
 from agent.holders.kubelet.kubelet_pod_resources import (
     ClaimedDevice,
+    ContainerDevices,
     ContainerResources,
-    Devices,
     Malformed,
     PodResources,
 )
@@ -259,7 +259,7 @@ def test_a_call_the_going_server_never_saw_is_made_again(misbehave: Misbehave) -
 
 
 texts = st.text(max_size=12)
-devices = st.builds(Devices, texts, st.lists(texts, max_size=3).map(tuple))
+devices = st.builds(ContainerDevices, texts, st.lists(texts, max_size=3).map(tuple))
 claimed = st.builds(ClaimedDevice, *[texts] * 6)
 containers = st.builds(
     ContainerResources, texts, st.lists(devices, max_size=3).map(tuple), st.lists(claimed, max_size=3).map(tuple)
@@ -292,7 +292,7 @@ def test_what_protobuf_writes_is_read(messages: ModuleType, listed: list[PodReso
 
 @settings(max_examples=examples(20, 120))
 @given(st.lists(devices, max_size=5))
-def test_allocatable_devices_are_read(messages: ModuleType, offered: list[Devices]) -> None:
+def test_allocatable_devices_are_read(messages: ModuleType, offered: list[ContainerDevices]) -> None:
     pb: Any = messages
     sent = pb.AllocatableResourcesResponse(cpu_ids=[0, 1])
     for device in offered:
@@ -309,7 +309,7 @@ def test_allocatable_devices_are_read(messages: ModuleType, offered: list[Device
 ])  # fmt: skip
 def test_fields_of_a_newer_kubelet_are_stepped_over(messages: ModuleType, unknown: bytes) -> None:
     pb: Any = messages
-    pod = PodResources("a", "b", (ContainerResources("c", (Devices("nvidia.com/gpu", ("GPU-1",)),)),))
+    pod = PodResources("a", "b", (ContainerResources("c", (ContainerDevices("nvidia.com/gpu", ("GPU-1",)),)),))
     message = to_message(pb, pod).SerializeToString() + unknown
     sent = b"\x0a" + bytes([len(message)]) + message + unknown
     assert kubelet_pod_resources.decode_list(sent) == (pod,)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.holders.kubelet import kubernetes_api_objects
-from agent.holders.kubelet.kubernetes_api_objects import Unreadable
+from agent.holders.kubelet.kubernetes_api_objects import UnreadableObject
 from agent.wire import Owner
 from tests.agent.pods import UID, facts, pod_object, view
 from tests.hypothesis_examples import examples
@@ -97,7 +97,7 @@ def test_a_pending_pod_has_neither_start_nor_end() -> None:
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b'{"metadata": {}}', b'{"metadata": {"uid": 1}}', b"\xff"])
 def test_what_is_no_pod_is_unreadable(text: bytes) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableObject):
         kubernetes_api_objects.read(text, "n", ())
 
 
@@ -119,12 +119,12 @@ def test_a_pod_with_anything_in_it_is_read_or_unreadable(path: list[str], value:
         here = here.get(key) if isinstance(here, dict) else here[0] if isinstance(here, list) and here else None
     if isinstance(here, dict):
         here[path[-1]] = value
-    with contextlib.suppress(Unreadable):
+    with contextlib.suppress(UnreadableObject):
         kubernetes_api_objects.read(json.dumps(pod).encode(), "n", ("*",))
 
 
 @settings(max_examples=examples(33, 200))
 @given(st.binary(max_size=100))
 def test_no_bytes_make_it_fail_in_another_way(data: bytes) -> None:
-    with contextlib.suppress(Unreadable):
+    with contextlib.suppress(UnreadableObject):
         kubernetes_api_objects.read(data, "n", ("*",))

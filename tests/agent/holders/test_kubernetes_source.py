@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from agent.core.readings import Snapshot, Unavailable
+from agent.core.readings import NodeSnapshot, Unavailable
 from agent.core.settings import Settings, SettingsError
 from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 from agent.gpu_readers.nvml.mig_layout import LOOK_MS
@@ -20,8 +20,8 @@ from agent.gpu_readers.nvml.nvml_device import Access
 from agent.gpu_readers.nvml.nvml_library import Driver
 from agent.gpu_readers.release_by_signal import ReleasableSource
 from agent.holders.kubelet.kubelet_grpc_client import OFFER_MS, VALID_MS, Kubelet, UnaryChannel
-from agent.holders.kubelet.kubernetes_source import KEEP_MS, SYNC_MS, NodePods, NodeStore
-from agent.holders.kubelet.lean_list_watch import PodStore, Reflector
+from agent.holders.kubelet.kubernetes_source import KEEP_MS, SYNC_MS, KubernetesSource, NodeStore
+from agent.holders.kubelet.lean_list_watch import LeanReflector, PodStore
 from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import PodLogs, ProcessTable
 from agent.holders.protocol import Holdings
@@ -53,11 +53,11 @@ class Cluster:
         self.store = PodStore("node-1", ("team",), clock)
         self.node = NodeStore("node-1", lambda before, reason: None)
         self.pods, nodes = (
-            Reflector(None, path, "x=y", store, clock)  # type: ignore[arg-type]
+            LeanReflector(None, path, "x=y", store, clock)  # type: ignore[arg-type]
             for path, store in (("/pods", self.store), ("/nodes", self.node))
         )
         followed = (self.store, self.pods), (self.node, nodes)
-        self.whole = NodePods(self.kubelet, clock, *followed, logs=PodLogs(logs), systems=frozenset({"kai"}))
+        self.whole = KubernetesSource(self.kubelet, clock, *followed, logs=PodLogs(logs), systems=frozenset({"kai"}))
         self.clock = clock
 
     def tell(self, change: str, pod: dict[str, Any]) -> None:
@@ -226,7 +226,7 @@ def test_a_defect_does_not_end_the_thread_that_follows_the_kubelet(
     clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     kubelet = FailingOnce()
-    pods = NodePods(cast(Kubelet, kubelet), clock)
+    pods = KubernetesSource(cast(Kubelet, kubelet), clock)
     pods.start()
     assert kubelet.again.wait(10)
     pods.close()
@@ -379,9 +379,9 @@ class Running:
         self.source = source
         self.gpus = gpus
         self._at_ms = 0
-        self.last: Snapshot | None = None
+        self.last: NodeSnapshot | None = None
 
-    def look(self) -> Snapshot:
+    def look(self) -> NodeSnapshot:
         self._at_ms += 1_000
         self.last = self.source.snapshot(self._at_ms)
         return self.last

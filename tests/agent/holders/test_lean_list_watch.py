@@ -23,8 +23,8 @@ from agent.holders.kubelet.lean_list_watch import (
     ApiServer,
     ApiUnavailable,
     BoundPods,
+    LeanReflector,
     PodStore,
-    Reflector,
     in_cluster,
 )
 from gputally.base.clock import VirtualClock
@@ -52,7 +52,7 @@ def half() -> float:
 def seen(api: ApiServer, api_server: FakeApiServer, clock: VirtualClock) -> Iterator[Seen]:
     """The pod store of this node."""
     seen = Seen(clock)
-    following = Following(Reflector(api, PODS, "spec.nodeName=node-1", seen, clock, half))
+    following = Following(LeanReflector(api, PODS, "spec.nodeName=node-1", seen, clock, half))
     yield seen
     assert following.reflector.failure == ""
     api.close()
@@ -113,7 +113,7 @@ def test_a_long_list_comes_in_pages(api_server: FakeApiServer, api: ApiServer, c
     for number in range(8):
         api_server.put(pod(f"p{number}"))
     seen = Seen(clock)
-    Reflector(api, PODS, "spec.nodeName=node-1", seen, clock)._list()
+    LeanReflector(api, PODS, "spec.nodeName=node-1", seen, clock)._list()
     assert len(seen.names()) == 8
     assert len(api_server.requests) == 3
 
@@ -144,7 +144,7 @@ def scripted(*answers: bytes | ApiUnavailable) -> Any:
     (ApiUnavailable("gone", 410), [0, 1_500, 3_000]),
 ])  # fmt: skip
 def test_failures_back_off(store: PodStore, clock: VirtualClock, error: ApiUnavailable, pauses: list[int]) -> None:
-    reflector = Reflector(scripted(error), PODS, "x=y", store, clock, half)
+    reflector = LeanReflector(scripted(error), PODS, "x=y", store, clock, half)
     assert [reflector.step() for _ in range(3)] == pauses
 
 
@@ -152,15 +152,15 @@ def test_what_the_cluster_does_not_have_is_no_failure_where_it_is_optional(
     store: PodStore, clock: VirtualClock, api: ApiServer
 ) -> None:
     path = "/apis/resource.k8s.io/v9/things"
-    optional = Reflector(api, path, "x=y", store, clock, half, optional=True)
+    optional = LeanReflector(api, path, "x=y", store, clock, half, optional=True)
     assert (optional.step(), optional.failure, optional.synced) == (ABSENT_MS, "", False)
-    needed = Reflector(api, path, "x=y", store, clock, half)
+    needed = LeanReflector(api, path, "x=y", store, clock, half)
     needed.step()
     assert "HTTP 404" in needed.failure
 
 
 def test_back_off_is_bounded(store: PodStore, clock: VirtualClock) -> None:
-    reflector = Reflector(scripted(ApiUnavailable("down")), PODS, "x=y", store, clock, lambda: 1.0)
+    reflector = LeanReflector(scripted(ApiUnavailable("down")), PODS, "x=y", store, clock, lambda: 1.0)
     assert [reflector.step() for _ in range(60)][-1] == BACKOFF_CAP_MS
     assert reflector.failure == "down"
     assert reflector.synced
@@ -188,7 +188,7 @@ def test_no_line_of_a_watch_makes_it_fail(said: list[bytes]) -> None:
     clock = VirtualClock(T0)
     pods, node = PodStore("node-1", ("*",), clock), NodeStore("node-1", lambda before, reason: None)
     for store in (pods, node, SliceStore()):
-        reflector = Reflector(scripted(b"\n".join(said)), PODS, "x=y", store, clock, half)
+        reflector = LeanReflector(scripted(b"\n".join(said)), PODS, "x=y", store, clock, half)
         assert reflector.step() >= 0
 
 
@@ -443,7 +443,7 @@ def test_a_version_that_is_always_too_old_backs_off_and_is_named(
     store: PodStore, clock: VirtualClock, api: Lists, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whether the second page of the list says so, or a watch that first sends something."""
-    reflector, pauses = Reflector(api, PODS, "x=y", store, clock, half), []
+    reflector, pauses = LeanReflector(api, PODS, "x=y", store, clock, half), []
     for _ in range(8):
         pauses.append(reflector.step())
         clock.advance(pauses[-1])
@@ -457,12 +457,12 @@ def test_a_list_that_names_its_own_page_as_the_next_one_ends(store: PodStore, cl
         def page(self, path: str, parameters: Mapping[str, str]) -> bytes:
             return PAGE_ONE
 
-    reflector = Reflector(Endless(None), PODS, "x=y", store, clock, half)
+    reflector = LeanReflector(Endless(None), PODS, "x=y", store, clock, half)
     assert reflector.step() > 0
     assert "does not go on" in reflector.failure
 
 
 def test_watches_that_end_at_once_after_a_line_follow_with_pauses(store: PodStore, clock: VirtualClock) -> None:
-    reflector = Reflector(scripted(BOOKMARK), PODS, "x=y", store, clock, half)
+    reflector = LeanReflector(scripted(BOOKMARK), PODS, "x=y", store, clock, half)
     assert [reflector.step() for _ in range(3)] == [1_000] * 3
     assert reflector.failure == ""

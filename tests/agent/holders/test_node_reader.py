@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent.core.readings import SOLE, Allocation, DeviceReading, Gpu, ProcessReading, Reading, Snapshot, Unavailable
+from agent.core.readings import SOLE, Allocation, DeviceReading, Gpu, NodeSnapshot, ProcessReading, Reading, Unavailable
 from agent.core.settings import Settings
 from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 from agent.gpu_readers.nvml.nvml_library import Driver
@@ -43,7 +43,7 @@ class Shown(NodeSource):
         super().__init__(nvml_alone(Gpus(Driver()), options.get("clock")), *parts, **options)
         self.fake = fake
 
-    def look(self, after_ms: int, *lines: str) -> Snapshot:
+    def look(self, after_ms: int, *lines: str) -> NodeSnapshot:
         """Take a snapshot. lines: commands for the fake library."""
         if lines:
             self.fake.show(*lines)
@@ -61,7 +61,7 @@ def source(new_source: NewSource, proc: Proc) -> Shown:
     return new_source(ProcessTable(proc(1)))
 
 
-def holders(snapshot: Snapshot) -> list[tuple[str, str, str | None]]:
+def holders(snapshot: NodeSnapshot) -> list[tuple[str, str, str | None]]:
     assert not isinstance(snapshot.allocations, Unavailable)
     return [(a.holder.kind, a.holder.uid, a.sharing) for a in snapshot.allocations]
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.readings import DeviceReading, Gpu, Snapshot, Unavailable
+from agent.core.readings import DeviceReading, Gpu, NodeSnapshot, Unavailable
 from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 from agent.gpu_readers.nvml.nvml_library import Driver
 from agent.holders.job_files import MAX_FILE_BYTES, MAX_FILES, HpcJobs, parse_jobs
@@ -258,7 +258,7 @@ def test_beside_a_held_instance_the_others_are_unmetered_while_their_file_cannot
         at_ms = T0 + second * 1_000
         found = jobs.read(at_ms, MIG_GPUS)
         reading = DeviceReading(MIG_GPUS[1], busy_us=0, energy_uj=0)
-        snapshot = Snapshot(at_ms, (reading,), found.allocations, unknown_holders=tuple(found.unknown.items()))
+        snapshot = NodeSnapshot(at_ms, (reading,), found.allocations, unknown_holders=tuple(found.unknown.items()))
         closed += meter.observe(snapshot)
     rows = [row for each in closed for row in each.rows]
     held = [(row.start_ms - T0, row.end_ms - T0, row.method) for row in rows if row.holder]

@@ -9,7 +9,15 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 
-from agent.core.readings import Allocation, DeviceReading, Gpu, HolderReading, InstanceReading, Snapshot, Unavailable
+from agent.core.readings import (
+    Allocation,
+    DeviceReading,
+    Gpu,
+    HolderReading,
+    InstanceReading,
+    NodeSnapshot,
+    Unavailable,
+)
 from agent.metering.meter import Meter, next_month_ms
 from agent.simulation.simulated_node import H100, make_gpu
 from agent.wire import UNATTRIBUTED, Gap, Holder
@@ -87,8 +95,8 @@ def test_spans_are_cut_at_local_month_edges() -> None:
     assert datetime.fromtimestamp(edge / 1000, UTC) == datetime(2026, 10, 31, 23, tzinfo=UTC)  # winter time by then
     metering = Meter(900_000, ZoneInfo("Asia/Kathmandu"))
     kathmandu = next_month_ms(T0, ZoneInfo("Asia/Kathmandu"))
-    before = Snapshot(kathmandu - 1_000, (device(0),), (A,))
-    closed = [*metering.observe(before), *metering.observe(Snapshot(kathmandu + 1_000, (device(2),), (A,)))]
+    before = NodeSnapshot(kathmandu - 1_000, (device(0),), (A,))
+    closed = [*metering.observe(before), *metering.observe(NodeSnapshot(kathmandu + 1_000, (device(2),), (A,)))]
     assert [closed[0].rows[0].end_ms] == [kathmandu]
 
 
@@ -98,8 +106,8 @@ def test_an_odd_month_edge_cuts_inside_an_interval() -> None:
     edge = next_month_ms(start, zone)
     assert edge % 900_000
     metering = Meter(900_000, zone, silence_ms=10**9)
-    metering.observe(Snapshot(edge - 10_000, (device(0),), (A,)))
-    closed = metering.observe(Snapshot(edge + 1_000_000, (device(10),), (A,)))
+    metering.observe(NodeSnapshot(edge - 10_000, (device(0),), (A,)))
+    closed = metering.observe(NodeSnapshot(edge + 1_000_000, (device(10),), (A,)))
     assert closed[0].rows[0].end_ms == edge
 
 
@@ -240,7 +248,7 @@ def test_while_the_holders_are_unknown_no_time_is_booked_as_unheld() -> None:
     new, shared = device(0, 0, gpu=make_gpu("GPU-new", 2, H100)), device(0, 0, gpu=make_gpu("GPU-shared", 3, H100))
     claim = replace(sliced("a"), gpu_uuid="GPU-shared")
 
-    def at(at_ms: int, *devices: DeviceReading, unknown: str = "") -> Snapshot:
+    def at(at_ms: int, *devices: DeviceReading, unknown: str = "") -> NodeSnapshot:
         return snapshot(at_ms, devices, claim, unknown=unknown)
 
     closed = run(
@@ -405,7 +413,7 @@ def test_energy_goes_by_allocation_while_the_busy_time_of_a_holder_is_unknown() 
     assert (a.energy_uj, b.energy_uj) == (300_000_000, 300_000_000)
 
 
-def stopped(*snapshots: Snapshot) -> bytes:
+def stopped(*snapshots: NodeSnapshot) -> bytes:
     """The state of a meter that observed these snapshots before its process was killed."""
     metering = meter()
     run(metering, *snapshots)

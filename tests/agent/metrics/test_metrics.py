@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.core.readings import (
     SOLE,
     Allocation,
-    Condition,
+    DeviceCondition,
     DeviceReading,
     HolderReading,
     InstanceReading,
@@ -66,7 +66,9 @@ class Bench:
     def look(self, after_ms: int, ill: bool = False) -> None:
         snapshot = self.node.snapshot(T0 + after_ms)
         if ill:
-            condition = Condition(61, 1_980, 2_619, 0x44, 3, 0, (XidCount(94, 2, T0), XidCount(119, 1, T0 + 1_500)))
+            condition = DeviceCondition(
+                61, 1_980, 2_619, 0x44, 3, 0, (XidCount(94, 2, T0), XidCount(119, 1, T0 + 1_500))
+            )
             first, *others = snapshot.devices
             snapshot = replace(snapshot, devices=(msgspec.structs.replace(first, condition=condition), *others))
         self.metrics.observe(snapshot, self.meter.observe(snapshot))
@@ -345,7 +347,7 @@ def seen() -> Seen:
     node.place(T0, Allocation("GPU-1", pod("c"), MIG.mig[0].uuid), 500_000, 100)
     node.set_stray(T0, "GPU-0", 100_000)
     meter, output = Meter(60_000, ZoneInfo("UTC")), DcgmOutput("node-1")
-    condition = Condition(61, 1_980, 2_619, 0, xids=(XidCount(31, 1, T0), XidCount(79, 1, T0 + 5)))
+    condition = DeviceCondition(61, 1_980, 2_619, 0, xids=(XidCount(31, 1, T0), XidCount(79, 1, T0 + 5)))
     for minute in range(3):
         snapshot = node.snapshot(T0 + minute * 60_000)
         first, second = snapshot.devices

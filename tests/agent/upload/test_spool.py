@@ -25,8 +25,8 @@ from agent.upload.spool_file import (
     SPOOL_DAMAGED,
     OutboxLocked,
     OutboxUnavailable,
-    Record,
     SpoolNotWritable,
+    SpoolRecord,
     uuid7,
 )
 from agent.wire import Ack, PodFacts, Skipped, UsageInterval
@@ -79,7 +79,7 @@ def test_numbers_run_from_one_with_facts_before_the_sets_they_explain(outbox: Ou
 def test_a_record_keeps_its_number_whatever_the_order_of_its_stored_fields(outbox: Outbox) -> None:
     outbox.append([make_set(rows=1), make_set(rows=1, gpu="GPU-b")], [], None)
 
-    def reordered(record: Record) -> Record:  # as no release wrote it
+    def reordered(record: SpoolRecord) -> SpoolRecord:  # as no release wrote it
         fields = dict(reversed(msgspec.json.decode(record.payload).items()))
         return record._replace(payload=msgspec.json.encode(fields))
 

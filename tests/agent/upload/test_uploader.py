@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from agent.core.lean_http_client import Identity
+from agent.core.lean_http_client import ClientCertificate
 from agent.core.settings import SettingsError
 from agent.upload.spool import Outbox
 from agent.upload.uploader import (
@@ -408,7 +408,7 @@ def test_only_an_accountant_the_ca_file_vouches_for_is_talked_to(shipping: Shipp
 def test_a_certificate_of_its_own_is_shown_and_a_renewed_one_from_then_on(shipping: Shipping, tmp_path: Path) -> None:
     authority, clients, strangers = trustme.CA(), trustme.CA(), trustme.CA()
     ca_file = trusted(authority, tmp_path / "ca.pem")
-    identity = Identity(*issue(strangers, tmp_path, "client"))
+    identity = ClientCertificate(*issue(strangers, tmp_path, "client"))
     url = shipping.accountant.start_tls(*issue(authority, tmp_path), trusted(clients, tmp_path / "clients.pem"))
     shipping.append(make_set())
     sender = shipping.uploader(url=url, ca_file=ca_file, identity=identity)
@@ -422,7 +422,7 @@ def test_a_certificate_of_its_own_is_shown_and_a_renewed_one_from_then_on(shippi
     assert sender.ship().outcome == "accepted"
     assert len(shipping.batches) == 1
     with pytest.raises(SettingsError, match=r"client certificate .*nowhere\.pem: No such file"):
-        shipping.uploader(url=url, identity=Identity(tmp_path / "nowhere.pem", identity.key))
+        shipping.uploader(url=url, identity=ClientCertificate(tmp_path / "nowhere.pem", identity.key))
 
 
 def test_a_renewed_authority_is_trusted_without_a_restart(shipping: Shipping, tmp_path: Path) -> None:
