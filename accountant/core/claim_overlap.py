@@ -13,7 +13,7 @@ The result depends only on the set of claims, not on the order of arrival."""
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -103,6 +103,12 @@ def intersect(left: Iterable[Span], right: Iterable[Span]) -> list[Span]:
         else:
             j += 1
     return both
+
+
+def overlaps(spans: Sequence[Span], start_ms: int, end_ms: int) -> bool:
+    """Whether [start_ms, end_ms), which is not empty, overlaps one of the spans, which are sorted and disjoint."""
+    at = bisect_right(spans, start_ms, key=itemgetter(1))
+    return at < len(spans) and spans[at][0] < end_ms
 
 
 def cut(span: Span, edges: Iterable[int]) -> list[Span]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import tempfile
 from contextlib import closing, suppress
 from datetime import datetime
@@ -49,6 +50,30 @@ def test_batches_of_one_group_follow_each_other_and_the_same_batch_counts_once(l
     assert [(receipt.stored, receipt.duplicates) for receipt in receipts] == [(1, 0), (0, 1), (1, 0)]
     assert isinstance(refusal, SequenceGap)
     assert refusal.ack.durable_seq == 2
+
+
+def test_the_work_for_overlapping_intervals_grows_with_their_number_alone(tmp_path, hand):
+    """The writer has one thread: a batch that took more would let the batches of all nodes wait."""
+
+    def calls(sets: int) -> int:
+        found = 0
+
+        def count(_: object, event: str, __: object) -> None:
+            nonlocal found
+            found += event in ("call", "c_call")
+
+        spans = [(seq, seq / 300, (seq + 0.5) / 300) for seq in range(1, sets + 1)]
+        with closing(open_ledger(fresh(tmp_path / f"{sets}.duckdb"), VirtualClock(hand.now_ms))) as ledger:
+            booked(ledger, hand.now_ms, hand.batch(*(hand.row(*span) for span in spans)))
+            again = hand.batch(*(hand.row(*span) for span in spans), epoch="0192-b")
+            sys.setprofile(count)
+            try:
+                booked(ledger, hand.now_ms, again)
+            finally:
+                sys.setprofile(None)
+        return found
+
+    assert calls(600) < 2.5 * calls(300)
 
 
 def test_a_hole_is_refused_with_the_place_to_rewind_to(ledger, send, hand):

@@ -78,13 +78,13 @@ def settle(cursor: Cursor, regions: Iterable[TouchedSpan]) -> set[int]:
     """Resolve the overlaps of all sets that overlap these spans. Returns the starts of the quarter-hours that
     changed."""
     regions_of = _merged(regions)
-    neighbours = _neighbours(cursor, [TouchedSpan(gpu, *span) for gpu, spans in regions_of.items() for span in spans])
+    neighbours = _neighbours(cursor, regions_of)
     kept: dict[SetId, list[Span]] = {}
     concerned: dict[SetId, _NeighbourSet] = {}
     for gpu, known in neighbours.items():
         result = claim_overlap.resolve_overlaps(item.claim for item in known)
         for item in known:
-            if claim_overlap.intersect(regions_of[gpu], [(item.claim.start_ms, item.claim.end_ms)]):
+            if claim_overlap.overlaps(regions_of[gpu], item.claim.start_ms, item.claim.end_ms):
                 concerned[item.id] = item
                 kept[item.id] = [p for span in result[item.claim.rank] for p in quarters(*span)]
     before = _kept_before(cursor, concerned)
@@ -107,19 +107,35 @@ def _merged(regions: Iterable[TouchedSpan]) -> dict[int, list[Span]]:
     return {gpu: claim_overlap.union(found) for gpu, found in sorted(spans.items())}
 
 
-def _neighbours(cursor: Cursor, regions: list[TouchedSpan]) -> dict[int, list[_NeighbourSet]]:
+def _neighbours(cursor: Cursor, regions_of: Mapping[int, Sequence[Span]]) -> dict[int, list[_NeighbourSet]]:
     """Return, by GPU, every set that overlaps the regions, and every set that overlaps one of these sets."""
-    reaches = [(0, r.gpu, r.start_ms - MAX_INTERVAL_MS, r.end_ms + MAX_INTERVAL_MS) for r in regions]
-    streams = {row[0]: row[1:] for row in cursor.run("SELECT id, epoch, cluster || '/' || node FROM stream")}
+    regions = [TouchedSpan(gpu, *span) for gpu, spans in regions_of.items() for span in spans]
+    # Regions near each other share a reach: the engine compares each reach of a GPU with each of its sets.
+    reaches = [
+        (0, gpu, start_ms, end_ms)
+        for gpu, spans in regions_of.items()
+        for start_ms, end_ms in claim_overlap.union(
+            (start_ms - MAX_INTERVAL_MS, end_ms + MAX_INTERVAL_MS) for start_ms, end_ms in spans
+        )
+    ]
     rows = cursor.rows(
         "overlapping_sets",
         _bounds(regions, 2 * MAX_INTERVAL_MS),
         incoming=record_columns.column_table(record_columns.SPAN, reaches),
     )
+    met: dict[int, list[Span]] = defaultdict(list)
+    for gpu, _, _, start, end, *_ in rows:
+        if claim_overlap.overlaps(regions_of[gpu], start, end):
+            met[gpu].append((start, end))
+    concerned = {gpu: claim_overlap.union(spans) for gpu, spans in met.items()}
+    near = sorted(row for row in rows if claim_overlap.overlaps(concerned.get(row[0], ()), row[3], row[4]))
+    ids = sorted({stream for _, stream, *_ in near})
+    names = "SELECT id, epoch, cluster || '/' || node FROM stream WHERE id IN (SELECT unnest(?))"
+    streams = {stream: (epoch, node) for stream, epoch, node in cursor.run(names, [ids])}
     found: dict[int, list[_NeighbourSet]] = defaultdict(list)
-    for gpu, stream, set_seq, start, end, remove, booked in sorted(rows):
+    for gpu, stream, set_seq, start, end, origin, booked in near:
         epoch, node = streams[stream]
-        claim = Claim(ClaimRank(remove, epoch, set_seq, node), start, end)
+        claim = Claim(ClaimRank(origin, epoch, set_seq, node), start, end)
         found[gpu].append(_NeighbourSet(gpu, (stream, set_seq), claim, booked))
     return found
 
