@@ -89,7 +89,7 @@ from gputally.kubernetes.objects import Api
 from gputally.server import config_loading
 from gputally.server.config_loading import WatchedFile
 from gputally.server.host_names import HostCheck
-from gputally.server.https_server import BadCertificate, Identity, Tls
+from gputally.server.https_server import BadCertificate, Tls, TlsFiles
 from gputally.server.logs_and_metrics import TaskMetrics
 from gputally.server.request_handling import tagged
 from gputally.server.tokens_and_grants import Authenticator
@@ -617,7 +617,7 @@ def tls(settings: Settings) -> Tls | None:
     """The HTTPS identity in the settings; None: plain HTTP."""
     if settings.tls_cert is None or settings.tls_key is None:
         return None
-    return Tls(Identity(settings.tls_cert, settings.tls_key, settings.tls_client_ca))
+    return Tls(TlsFiles(settings.tls_cert, settings.tls_key, settings.tls_client_ca))
 
 
 def _writable(folder: Path) -> None:

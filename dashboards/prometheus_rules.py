@@ -23,7 +23,7 @@ INTERVAL = "1m"
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RecordingRule:
     """A recording rule: a series that Prometheus computes once for all queries."""
 
     name: str
@@ -50,14 +50,14 @@ class Alert:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RuleGroup:
     """Rules that Prometheus evaluates together, in their order."""
 
     name: str
-    rules: tuple[Record | Alert, ...]
+    rules: tuple[RecordingRule | Alert, ...]
 
 
-def render_groups(groups: Iterable[Group]) -> str:
+def render_groups(groups: Iterable[RuleGroup]) -> str:
     """Return the rule file as YAML. Equal arguments give equal bytes."""
     plain = [
         {"name": group.name, "interval": INTERVAL, "rules": [_plain(rule) for rule in group.rules]} for group in groups
@@ -66,8 +66,8 @@ def render_groups(groups: Iterable[Group]) -> str:
     return head + yaml.safe_dump({"groups": plain}, sort_keys=False, width=4096, allow_unicode=True)
 
 
-def _plain(rule: Record | Alert) -> dict[str, object]:
-    if isinstance(rule, Record):
+def _plain(rule: RecordingRule | Alert) -> dict[str, object]:
+    if isinstance(rule, RecordingRule):
         return {"record": rule.name, "expr": rule.expr}
     return {
         "alert": rule.name,
@@ -101,24 +101,26 @@ def _by_pod(what: str) -> str:
     return f"sum by (cluster, namespace, pod) (rate(gputally_pod_gpu_{what}_seconds_total[{WINDOW}]))"
 
 
-RECORD_GROUP = Group(
+RECORD_GROUP = RuleGroup(
     "gputally.records",
     (
-        Record("cluster:gputally_gpus:count", f"count by (cluster) ({DEVICES})"),
-        Record("cluster_node:gputally_gpus:count", f"count by (cluster, node) ({DEVICES})"),
-        Record(
+        RecordingRule("cluster:gputally_gpus:count", f"count by (cluster) ({DEVICES})"),
+        RecordingRule("cluster_node:gputally_gpus:count", f"count by (cluster, node) ({DEVICES})"),
+        RecordingRule(
             "cluster_node:gputally_gpu_allocated_seconds:rate30m",
             f"sum by (cluster, node) ({_of_device('gputally_gpu_allocated_seconds_total')})",
         ),
-        Record("cluster_model:gputally_gpu_busy:ratio_rate30m", _by_model("gputally_gpu_busy_seconds_total")),
-        Record("cluster_model:gputally_gpu_allocated:ratio_rate30m", _by_model("gputally_gpu_allocated_seconds_total")),
-        Record("cluster_namespace_pod:gputally_pod_gpu_allocated_seconds:rate30m", _by_pod("allocated")),
-        Record("cluster_namespace_pod:gputally_pod_gpu_busy_seconds:rate30m", _by_pod("busy")),
-        Record(
+        RecordingRule("cluster_model:gputally_gpu_busy:ratio_rate30m", _by_model("gputally_gpu_busy_seconds_total")),
+        RecordingRule(
+            "cluster_model:gputally_gpu_allocated:ratio_rate30m", _by_model("gputally_gpu_allocated_seconds_total")
+        ),
+        RecordingRule("cluster_namespace_pod:gputally_pod_gpu_allocated_seconds:rate30m", _by_pod("allocated")),
+        RecordingRule("cluster_namespace_pod:gputally_pod_gpu_busy_seconds:rate30m", _by_pod("busy")),
+        RecordingRule(
             "cluster_namespace:gputally_pod_gpu_allocated_seconds:rate30m",
             "sum by (cluster, namespace) (cluster_namespace_pod:gputally_pod_gpu_allocated_seconds:rate30m)",
         ),
-        Record(
+        RecordingRule(
             "cluster_namespace:gputally_pod_gpu_busy_seconds:rate30m",
             "sum by (cluster, namespace) (cluster_namespace_pod:gputally_pod_gpu_busy_seconds:rate30m)",
         ),
@@ -145,7 +147,7 @@ def _missed(series: str) -> str:
     return f"group by (cluster) ({lately}) unless on (cluster) {series} or absent({lately})"
 
 
-METERING = Group(
+METERING = RuleGroup(
     "gputally.metering",
     (
         Alert(
@@ -243,7 +245,7 @@ METERING = Group(
     ),
 )
 
-LEDGER = Group(
+LEDGER = RuleGroup(
     "gputally.ledger",
     (
         Alert(
@@ -430,7 +432,7 @@ LEDGER = Group(
     ),
 )
 
-FAIRSHARE = Group(
+FAIRSHARE = RuleGroup(
     "gputally.fairshare",
     (
         Alert(
@@ -499,7 +501,7 @@ FAIRSHARE = Group(
     ),
 )
 
-SAVING = Group(
+SAVING = RuleGroup(
     "gputally.saving",
     (
         Alert(
@@ -535,7 +537,7 @@ SAVING = Group(
 
 GROUPS = (RECORD_GROUP, METERING, LEDGER, FAIRSHARE, SAVING)
 ALERTS = tuple(rule for group in GROUPS for rule in group.rules if isinstance(rule, Alert))
-RECORDS = tuple(rule for group in GROUPS for rule in group.rules if isinstance(rule, Record))
+RECORDS = tuple(rule for group in GROUPS for rule in group.rules if isinstance(rule, RecordingRule))
 
 
 def render_rules() -> str:

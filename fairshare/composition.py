@@ -25,16 +25,16 @@ from fairshare.controller import event_and_decision_recorder
 from fairshare.controller import policy_file as policies
 from fairshare.controller.claimed_pods import ClaimedPods
 from fairshare.controller.control_loop import ALONE, Controller
-from fairshare.controller.controller_metrics import Metrics
+from fairshare.controller.controller_metrics import ControllerMetrics
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.kube_scheduler_extender import Extender, ExtenderViews
 from fairshare.controller.pod_index import PodIndex
 from fairshare.controller.policy_difference import changed_texts, policy_decision
 from fairshare.controller.policy_file import PolicyLocation, policy_writer
-from fairshare.core.gpu_demand import BoundPods, read_claiming, read_member
+from fairshare.core.gpu_demand import PodReducer, read_claiming, read_member
 from fairshare.core.queues_and_weights import Pod
 from fairshare.core.settings import Settings, address
-from fairshare.http_server import LIMITS, Health, serve, serve_extender
+from fairshare.http_server import LIMITS, Probes, serve, serve_extender
 from fairshare.preemption.preemption_controller import no_calls
 from fairshare.preemption.service_latency_objectives import Alarms, prometheus_latency
 from fairshare.schedulers.kube_scheduler.adapter import NAME as KUBE_SCHEDULER
@@ -44,8 +44,8 @@ from fairshare.targets.status_config_map import StatusObject
 from fairshare.usage.accountant_client import AccountantApi, other_clusters
 from fairshare.web.ended_session_stores import AccountantSessions, SessionConfigMap
 from fairshare.web.page_authentication import PageAuthentication, SignInFault, SignIns
-from fairshare.web.queue_history import History, ReportCache
-from fairshare.web.what_if_worker import Previews, Worker
+from fairshare.web.queue_history import QueueHistory, ReportCache
+from fairshare.web.what_if_worker import Previews, PreviewWorker
 from gputally.base import called_off
 from gputally.base.background_tasks import BackgroundTasks, Work, error_summary
 from gputally.base.clock import Clock, SystemClock
@@ -58,7 +58,7 @@ from gputally.kubernetes.objects import CONFIG_MAP, POD, Cluster, Event
 from gputally.server import https_server
 from gputally.server.config_loading import ReloadedFile
 from gputally.server.ended_sessions import EndedSessions, SessionStore
-from gputally.server.https_server import Identity, Tls
+from gputally.server.https_server import Tls, TlsFiles
 from gputally.server.tokens_and_grants import TokenFile
 
 CALLS_S = 5.0
@@ -84,7 +84,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
     clock = SystemClock()
     tasks = BackgroundTasks(clock, (FairshareError, FileFault))
     cycles = tasks.add("cycle", CYCLE_PATIENCE_S, serves=True)
-    metrics = Metrics(clock, settings.interval, tasks)
+    metrics = ControllerMetrics(clock, settings.interval, tasks)
     others = other_clusters(settings.accountants, settings.cluster)
     file = policies.reloaded(settings.policy, others)
     report_log = event_and_decision_recorder.CycleLog(events)
@@ -97,7 +97,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
         claims = claimed.reflectors(cluster.api(), clock.monotonic_ms)
         read, changed = read_claiming, claimed.pod_changed
     reflector: Reflector[dict[str, Any], Pod] = Reflector(
-        cluster.api(), POD.path(), dict, BoundPods(clock, read), changed, now_ms=clock.monotonic_ms
+        cluster.api(), POD.path(), dict, PodReducer(clock, read), changed, now_ms=clock.monotonic_ms
     )
     views = ExtenderViews(pods, clock)
     reports = ReportCache()
@@ -105,7 +105,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
     saved: deque[Decision] = deque(maxlen=MOST_SAVED)
     election = _election(settings, clock)
     leaderless = election.leaderless if election is not None else lambda: None
-    health = Health(clock, settings.interval, tasks, leaderless)
+    health = Probes(clock, settings.interval, tasks, leaderless)
     over = threading.Event()
     """Set after the last cycle, so that the ports stop at one time."""
 
@@ -281,7 +281,7 @@ def _election(settings: Settings, clock: Clock) -> Election | None:
 
 
 def _extender(
-    settings: Settings, extender: Extender, metrics: Metrics, tasks: BackgroundTasks, over: threading.Event
+    settings: Settings, extender: Extender, metrics: ControllerMetrics, tasks: BackgroundTasks, over: threading.Event
 ) -> AbstractContextManager[str]:
     host, port = address(settings.extender_listen)
     tls = _tls(settings.extender_certificate, settings.extender_key, settings.extender_client_authority, clients=True)
@@ -297,7 +297,7 @@ def _tls(
     present a certificate."""
     if certificate is None or key is None:
         return None
-    return Tls(Identity(certificate, key, authority, clients_required=clients))
+    return Tls(TlsFiles(certificate, key, authority, clients_required=clients))
 
 
 @contextmanager
@@ -381,10 +381,10 @@ def serve_pages(
         cluster=settings.cluster,
         timeout_s=HISTORY_TIMEOUT_S,
     )
-    previews = Previews(Worker(history_client, settings.pages_memory_mib))
+    previews = Previews(PreviewWorker(history_client, settings.pages_memory_mib))
     context = PageContext(
         reports,
-        History(client, clock),
+        QueueHistory(client, clock),
         previews,
         PolicyLocation(settings.policy, policy_writer(settings.pages_apply, settings.policy, cluster)),
         clock,

@@ -34,7 +34,7 @@ Probe = Callable[[], str | None]
 """Returns None if healthy, otherwise the fault."""
 
 
-class Health:
+class Probes:
     """Answers the probes.
 
     The controller is live if a cycle has ended within the last three intervals and a minute. It is ready after its

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from accountant.core.gpu_time_accounts import split
 from accountant.core.window_decay import age_weight
 from agent.wire import Gap, Holder, UsageInterval
-from fairshare.core.queues_and_weights import Claim, DivisionProblem
+from fairshare.core.queues_and_weights import DivisionProblem, QueueClaim
 from fairshare.laws.division import divide
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, US_PER_MS
 
@@ -67,7 +67,7 @@ def share(usage: float, k: float) -> float:
 
     usage: the fraction of the window's capacity that the first queue used; the second one used a quarter.
     k: the strength of the history (`fairshare.laws.division`)."""
-    claims = (Claim("a", POOL, usage=usage), Claim("b", POOL, usage=0.25))
+    claims = (QueueClaim("a", POOL, usage=usage), QueueClaim("b", POOL, usage=0.25))
     return divide(DivisionProblem("figure", POOL, k, claims)).shares["a"]
 
 

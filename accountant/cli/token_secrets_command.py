@@ -15,7 +15,7 @@ from typer import Option
 from accountant.cli.connection_options import Printed
 from gputally.base.command_options import refuse_ignored, with_option_groups
 from gputally.base.command_output import show
-from gputally.base.errors import AccountantError, ClusterError, Refused, Unavailable
+from gputally.base.errors import AccountantError, ClusterError, ClusterRefused, ClusterUnavailable
 
 if TYPE_CHECKING:
     from accountant.cli.token_secrets import Plan
@@ -59,7 +59,7 @@ def command(
         return
     try:
         connection = KubernetesCluster.connect([SECRET], kubeconfig)
-    except (Unavailable, Refused) as error:
+    except (ClusterUnavailable, ClusterRefused) as error:
         raise AccountantError(f"{error}; --dry-run prints the manifests without a cluster") from error
     results = install(plan, connection)
     rows = [(secret, namespace, what) for secret, what in results.items()]

@@ -14,7 +14,7 @@ import msgspec
 from cachetools import LRUCache
 
 from agent.wire import Owner
-from gputally.base.errors import NotFound, Refused, Unavailable, VersionGone
+from gputally.base.errors import ClusterRefused, ClusterUnavailable, NotFound, VersionGone
 from gputally.base.untrusted_text import UNDECODABLE
 from gputally.kubernetes.list_watch import PAGE, ListMetadata, Metadata, NamedObject, OwnerReference
 from gputally.kubernetes.objects import Api
@@ -122,10 +122,10 @@ class Owners:
             return OwnerFacts()
         try:
             found = self._one.decode(self._api.get(path, {}, metadata_only=True))
-        except (NotFound, Refused):
+        except (NotFound, ClusterRefused):
             return OwnerFacts()
         except UNDECODABLE as error:
-            raise Unavailable(f"{path}: unexpected answer of the API server: {error}") from error
+            raise ClusterUnavailable(f"{path}: unexpected answer of the API server: {error}") from error
         # The name may belong to another object by now.
         return owner_facts(found.metadata) if found.metadata.uid == ref.uid else OwnerFacts()
 
@@ -137,15 +137,15 @@ class Owners:
             query = {"limit": str(PAGE), **({"continue": token} if token else {})}
             try:
                 page = self._page.decode(self._api.get(path, query, metadata_only=True))
-            except (NotFound, Refused, VersionGone):
+            except (NotFound, ClusterRefused, VersionGone):
                 return False
             except UNDECODABLE as error:
-                raise Unavailable(f"{path}: unexpected answer of the API server: {error}") from error
+                raise ClusterUnavailable(f"{path}: unexpected answer of the API server: {error}") from error
             for item in page.items or ():
                 self._known[item.metadata.uid] = owner_facts(item.metadata)
             before, token = token, page.metadata.continue_ or ""
             if token and token == before:
-                raise Unavailable(f"{path}: the list does not go on: each page names itself as the next one")
+                raise ClusterUnavailable(f"{path}: the list does not go on: each page names itself as the next one")
             if not token:
                 return len(self._known) < REMEMBERED  # otherwise some of it may have been evicted
         return False
@@ -167,10 +167,10 @@ class Owners:
     def _discover(self, group: str) -> dict[str, _Resource]:
         try:
             found = _resources.decode(self._api.get(group, {}))
-        except (NotFound, Refused):
+        except (NotFound, ClusterRefused):
             return {}
         except UNDECODABLE as error:
-            raise Unavailable(f"{group}: unexpected answer of the API server: {error}") from error
+            raise ClusterUnavailable(f"{group}: unexpected answer of the API server: {error}") from error
         return {resource.kind: resource for resource in found.resources if "/" not in resource.name}
 
 

@@ -19,7 +19,7 @@ from fairshare.preemption.preemption_types import Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ReplayDifference:
     """One number of a decision, as recorded and as recomputed. A CycleReplay has only numbers that differ."""
 
     decision: str
@@ -38,7 +38,7 @@ class CycleReplay:
 
     cycle: Decision
     compared: int
-    differences: tuple[Difference, ...]
+    differences: tuple[ReplayDifference, ...]
     fault: str = ""
     reason: str = ""
 
@@ -78,18 +78,20 @@ def _replay_cycle(
     return CycleReplay(cycle, len(compared), differences, reason=_reason(cycle, release) if differences else "")
 
 
-def _preemptions(cycle: Decision, decisions: Iterable[Decision], verdicts: Sequence[Verdict]) -> Iterator[Difference]:
+def _preemptions(
+    cycle: Decision, decisions: Iterable[Decision], verdicts: Sequence[Verdict]
+) -> Iterator[ReplayDifference]:
     """Yield every number of the cycle's verdicts and victims, as recorded and as recomputed."""
     expected = dict(_expected(cycle, verdicts))
     for decision in decisions:
         recorded = {"value": decision.value, "reason": decision.reason, **decision.inputs}
         fresh = expected.get(decision.id)
         if fresh is None:
-            yield Difference(decision.id, "decision", decision.reason, None)
+            yield ReplayDifference(decision.id, "decision", decision.reason, None)
             continue
         for name, value in fresh.items():
             for number, before, now in _leaves(name, recorded.get(name), value):
-                yield Difference(decision.id, number, before, now)
+                yield ReplayDifference(decision.id, number, before, now)
 
 
 def _expected(cycle: Decision, verdicts: Sequence[Verdict]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -104,20 +106,20 @@ def _expected(cycle: Decision, verdicts: Sequence[Verdict]) -> Iterator[tuple[st
             yield f"{cycle.id}/{n}/{m}", content | preemption_cycle.victim_record(victim)
 
 
-def _weights(cycle: Decision, weights: Iterable[Decision], weighing: WeightResult) -> Iterator[Difference]:
+def _weights(cycle: Decision, weights: Iterable[Decision], weighing: WeightResult) -> Iterator[ReplayDifference]:
     """Yield every number of the weights, and each queue's share, as recorded and as recomputed."""
     for decision in weights:
         for number, recorded, recomputed in _numbers(decision, weighing):
-            yield Difference(decision.id, number, recorded, recomputed)
+            yield ReplayDifference(decision.id, number, recorded, recomputed)
     recorded_due: Any = cycle.inputs["due"]
     for entitlement in weighing.entitlements:
         recorded_gpus = recorded_due.get(entitlement.queue)
-        yield Difference(cycle.id, f"due.{entitlement.queue}", recorded_gpus, entitlement.gpus)
+        yield ReplayDifference(cycle.id, f"due.{entitlement.queue}", recorded_gpus, entitlement.gpus)
     by_model: Any = cycle.inputs.get("due_by_model", {})
     for model, entitlements in weighing.by_model.items():
         for each in entitlements:
             recorded_gpus = by_model.get(model, {}).get(each.queue)
-            yield Difference(cycle.id, f"due.{model}.{each.queue}", recorded_gpus, each.gpus)
+            yield ReplayDifference(cycle.id, f"due.{model}.{each.queue}", recorded_gpus, each.gpus)
 
 
 def _numbers(decision: Decision, weighing: WeightResult) -> Iterator[tuple[str, object, object]]:

@@ -13,7 +13,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from accountant.wire.option_types import MOST
-from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem, Function
+from fairshare.core.queues_and_weights import UNLIMITED, DivisionProblem, Function, QueueClaim
 from gputally.base.errors import DivisionError
 from gputally.base.untrusted_text import UNDECODABLE
 from gputally.server.config_loading import Model, faults_of
@@ -38,7 +38,7 @@ class _Case(Model, strict=True):
 
 
 class CaseQueue(_Case):
-    """A queue of a case, with the fields of `Claim`."""
+    """A queue of a case, with the fields of `QueueClaim`."""
 
     name: str = Field(min_length=1)
     request: Amount
@@ -86,5 +86,5 @@ def _problem(raw: object, number: int) -> DivisionProblem:
     for path, message in faults_of(content, DivisionCase):
         raise DivisionError(f"{label}: {'.'.join(map(str, path))}: {message}")
     case = DivisionCase.model_validate(content)
-    claims = tuple(Claim(**{**queue.model_dump(), "parent": queue.parent or None}) for queue in case.queues)
+    claims = tuple(QueueClaim(**{**queue.model_dump(), "parent": queue.parent or None}) for queue in case.queues)
     return DivisionProblem(name, case.total, case.k, claims, case.function, case.resource)

@@ -20,7 +20,7 @@ from typing import Final
 import structlog
 
 from accountant.wire.policy_models import Decision, Policy, UsageWindow, WindowSpec
-from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport, hold_decision, weight_decisions
+from fairshare.controller.cycle_report import CycleReport, TargetReport, WriteOutcome, hold_decision, weight_decisions
 from fairshare.controller.event_and_decision_recorder import CycleRecorder
 from fairshare.controller.policy_difference import policy_decision
 from fairshare.controller.weight_writer import (
@@ -423,7 +423,7 @@ class Controller:
             actions = (*restored, *plan(adapter, result.weights, values, observation, version, now_ms, self._name))
         rivals = rival_controllers(observation, self._name)
         applies = [action for action in actions if isinstance(action, Apply) and action.queue not in rivals]
-        outcomes: tuple[Outcome, ...] = ()
+        outcomes: tuple[WriteOutcome, ...] = ()
         if leading():
             outcomes = write_weights(
                 cluster, applies, dry_run=mode == "dry-run", leading=leading, most=adapter.most_writes

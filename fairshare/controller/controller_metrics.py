@@ -142,7 +142,7 @@ def _waiting(report: CycleReport, now_ms: int) -> Iterator[Metric]:
 _BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
-class Metrics(Collector):
+class ControllerMetrics(Collector):
     """The controller's metrics. The Controller calls `observe`, and the HTTP server calls `render`."""
 
     def __init__(self, clock: Clock, interval_s: float = 60.0, tasks: BackgroundTasks | None = None) -> None:

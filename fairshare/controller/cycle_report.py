@@ -21,7 +21,7 @@ from fairshare.core.queues_and_weights import (
     Weight,
 )
 from fairshare.laws.feedback_law import Memory
-from fairshare.laws.weight_calculation import ModelPart, Pool, WeightInputs, WeightResult, calculate_weights
+from fairshare.laws.weight_calculation import ModelPart, ShardCapacity, WeightInputs, WeightResult, calculate_weights
 from fairshare.preemption.preemption_cycle import RELEASE, PreemptionReport
 from fairshare.targets.weight_plan import Apply, Mode
 from fairshare.usage.stale_usage_hold import UsageHold
@@ -36,7 +36,7 @@ INPUTS = frozenset({"window", "standings", "gpus", "memory", "exhausted", "due",
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class WriteOutcome:
     """The outcome of one planned write. detail: the cluster's message if it failed."""
 
     apply: Apply
@@ -68,7 +68,7 @@ class TargetReport:
     weights: tuple[Weight, ...] = ()
     entitlements: tuple[Entitlement, ...] = ()
     gpus: float = 0.0
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[WriteOutcome, ...] = ()
     conditions: tuple[Condition, ...] = ()
     degraded: Mapping[str, str] = field(default_factory=dict)
     memory: Memory = field(default_factory=dict)
@@ -77,7 +77,7 @@ class TargetReport:
     preemption: PreemptionReport | None = None
     lost: Mapping[str, float] = field(default_factory=dict)
     quotas: Mapping[str, Quota] = field(default_factory=dict)
-    pools: tuple[Pool, ...] = ()
+    pools: tuple[ShardCapacity, ...] = ()
     rivals: Mapping[str, str] = field(default_factory=dict)
     window: UsageWindow | None = None
     history: SchedulerHistory | None = None
@@ -137,7 +137,7 @@ def hold_decision(hold: UsageHold, policy_version: str, at_ms: int) -> Decision:
 
 
 def weight_decisions(
-    target: TargetReport, news: tuple[Outcome, ...], policy_version: str, at_ms: int
+    target: TargetReport, news: tuple[WriteOutcome, ...], policy_version: str, at_ms: int
 ) -> tuple[Decision, ...]:
     """Return the record of the cycle's inputs, then one record for each outcome in `news`; empty without news."""
     if not news or target.window is None:
@@ -166,7 +166,7 @@ def weight_decisions(
     }
     weights = {weight.queue: weight for weight in target.weights}
 
-    def record(outcome: Outcome) -> Decision:
+    def record(outcome: WriteOutcome) -> Decision:
         apply = outcome.apply
         weight = weights.get(apply.queue)
         return Decision(
@@ -223,8 +223,8 @@ def _standings(recorded: Mapping[str, Any]) -> dict[str, Standing]:
     return {queue: Standing(**standing) for queue, standing in recorded.items()}
 
 
-def _pools(recorded: Sequence[Mapping[str, Any]]) -> tuple[Pool, ...]:
-    return tuple(Pool(tuple(each["queues"]), each["gpus"], each["part"]) for each in recorded)
+def _pools(recorded: Sequence[Mapping[str, Any]]) -> tuple[ShardCapacity, ...]:
+    return tuple(ShardCapacity(tuple(each["queues"]), each["gpus"], each["part"]) for each in recorded)
 
 
 def _history_to_json(history: SchedulerHistory) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import structlog
 
 from accountant.wire.decision_text import is_record
 from accountant.wire.policy_models import Decision
-from fairshare.controller.cycle_report import CycleReport, Outcome, Result, TargetReport
+from fairshare.controller.cycle_report import CycleReport, Result, TargetReport, WriteOutcome
 from fairshare.core.queues_and_weights import Condition, Observation, Value
 from fairshare.core.scheduler_queue_objects import join_texts
 from fairshare.core.settings import Level
@@ -25,7 +25,7 @@ from fairshare.targets import status_config_map
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import FIELD_MANAGER
 from fairshare.usage.accountant_client import AccountantPort
-from gputally.base.errors import AccountantRefused, AccountantUnavailable, ClusterError, NotFound, Unavailable
+from gputally.base.errors import AccountantRefused, AccountantUnavailable, ClusterError, ClusterUnavailable, NotFound
 from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Event, Object
 
 _WARNINGS: dict[Result, str] = {"contested": "FieldNotOurs", "refused": "WriteRefused"}
@@ -59,7 +59,7 @@ class CycleRecorder:
         self._previous_conditions = status_config_map.conditions(status)
 
     def failures(
-        self, target: str, observation: Observation, outcomes: Sequence[Outcome], now_ms: int
+        self, target: str, observation: Observation, outcomes: Sequence[WriteOutcome], now_ms: int
     ) -> Iterator[Event]:
         """Yield a warning for each object to which a write was contested or refused, unless the queue's last recorded
         outcome was the same."""
@@ -87,7 +87,7 @@ class CycleRecorder:
             if obj is not None:
                 yield Event(obj.kind, obj.name, obj.namespace, obj.uid, "Normal", "WeightChanged", apply.why, now_ms)
 
-    def news(self, target: TargetReport) -> tuple[Outcome, ...]:
+    def news(self, target: TargetReport) -> tuple[WriteOutcome, ...]:
         """Return the outcomes to record: all applied writes, and others that differ from the queue's last outcome.
 
         The outcomes of this target count as recorded afterwards."""
@@ -121,7 +121,7 @@ class CycleRecorder:
         for event in report.events:
             try:
                 self._cluster.event(event)
-            except Unavailable:
+            except ClusterUnavailable:
                 break
             except ClusterError:
                 continue

@@ -259,7 +259,7 @@ class HostPriority(msgspec.Struct, frozen=True, rename="pascal", gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ExtenderAnswer:
     """An answer to the scheduler, which msgspec encodes. late: whether it was ready only after the deadline."""
 
     body: Any
@@ -297,7 +297,7 @@ class Extender:
         text = "no scheduler has sent this replica a request since it started: shares may have no effect"
         return Condition("Effective", "Unknown", NO_REQUESTS, text, REMEDY)
 
-    def prioritize(self, content: bytes) -> Answer:
+    def prioritize(self, content: bytes) -> ExtenderAnswer:
         """Answer ExtenderArgs with HostPriorityList, the scores of the nodes."""
         deadline_ms = self._clock.monotonic_ms() + self._deadline_ms
         args = _parse(content)
@@ -306,7 +306,7 @@ class Extender:
         nodes, capacity = _nodes(args)
         view = self._view()
         if pod is None or view is None:
-            return Answer([HostPriority(node, 0) for node in nodes])
+            return ExtenderAnswer([HostPriority(node, 0) for node in nodes])
         pod = view.pods.placed(pod, pod.node)
         with self._lock:
             view = self._with_assumed(view, pod.uid, capacity)
@@ -325,9 +325,9 @@ class Extender:
                 placed = view.pods.placed(pod, nodes[best])
                 self._assumed[pod.uid] = (placed, self._clock.monotonic_ms() + ASSUME_MS)
         late = self._clock.monotonic_ms() > deadline_ms
-        return Answer(list(map(HostPriority, nodes, result)), late)
+        return ExtenderAnswer(list(map(HostPriority, nodes, result)), late)
 
-    def preempt(self, content: bytes) -> Answer:
+    def preempt(self, content: bytes) -> ExtenderAnswer:
         """Answer ExtenderPreemptionArgs with ExtenderPreemptionResult: fewer nodes, never other victims."""
         args = _parse(content)
         pod = self._pod(args)
@@ -338,7 +338,7 @@ class Extender:
         if pod is not None and view is not None:
             pod = view.pods.placed(pod, pod.node)
             nodes = fair_nodes(pod, {node: uids for node, (uids, _) in victims.items()}, view)
-        return Answer(
+        return ExtenderAnswer(
             {
                 "NodeNameToMetaVictims": {
                     node: {"Pods": [{"UID": uid} for uid in victims[node][0]], "NumPDBViolations": victims[node][1]}

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from accountant.wire.policy_models import Policy
-from fairshare.controller.cycle_report import Outcome, Result
+from fairshare.controller.cycle_report import Result, WriteOutcome
 from fairshare.core.queues_and_weights import Condition, ConditionReason, Observation, TargetQueue
 from fairshare.core.scheduler_queue_objects import CONTROLLER, has_ref, join_texts
 from fairshare.targets.installed import adapters
@@ -34,7 +34,7 @@ from fairshare.targets.weight_plan import (
     same,
     show,
 )
-from gputally.base.errors import ClusterError, Conflict, NotFound, Refused, Unavailable
+from gputally.base.errors import ClusterError, ClusterRefused, ClusterUnavailable, Conflict, NotFound
 from gputally.kubernetes.objects import (
     Cluster,
     Object,
@@ -51,9 +51,9 @@ NO_RIVALS: Mapping[str, str] = MappingProxyType({})
 _NOT_FAILED: frozenset[Result] = frozenset({"applied", "would-apply", "deferred"})
 _RESULTS: dict[type[ClusterError], Result] = {
     Conflict: "contested",
-    Refused: "refused",
+    ClusterRefused: "refused",
     NotFound: "gone",
-    Unavailable: "unavailable",
+    ClusterUnavailable: "unavailable",
 }
 _REASONS: dict[Result, str] = {
     "contested": "Contested",
@@ -71,7 +71,7 @@ def write_weights(
     dry_run: bool,
     leading: Callable[[], bool] = lambda: True,
     most: int = MOST_WRITES,
-) -> tuple[Outcome, ...]:
+) -> tuple[WriteOutcome, ...]:
     """Make the writes in the order of `applies`, and return their outcomes.
 
     dry_run: the API server checks the writes and changes nothing.
@@ -79,28 +79,28 @@ def write_weights(
     most: the largest number of writes. Of more writes, the last by `Apply.order` are deferred, and of the same order
         those with the smallest changes."""
     chosen = set(sorted(range(len(applies)), key=lambda i: (applies[i].order, -applies[i].size, i))[:most])
-    outcomes: list[Outcome] = []
+    outcomes: list[WriteOutcome] = []
     unavailable = False
     for i, apply in enumerate(applies):
         if unavailable:
-            outcomes.append(Outcome(apply, "unavailable", "not tried: the API server does not answer"))
+            outcomes.append(WriteOutcome(apply, "unavailable", "not tried: the API server does not answer"))
         elif i not in chosen:
-            outcomes.append(Outcome(apply, "deferred", f"more than {most} writes: the next cycle makes the rest"))
+            outcomes.append(WriteOutcome(apply, "deferred", f"more than {most} writes: the next cycle makes the rest"))
         elif not leading():
-            outcomes.append(Outcome(apply, "deferred", "no longer the leader"))
+            outcomes.append(WriteOutcome(apply, "deferred", "no longer the leader"))
         else:
             outcomes.append(_write(cluster, apply, dry_run))
             unavailable = outcomes[-1].result == "unavailable"
     return tuple(outcomes)
 
 
-def _write(cluster: Objects, apply: Apply, dry_run: bool) -> Outcome:
+def _write(cluster: Objects, apply: Apply, dry_run: bool) -> WriteOutcome:
     try:
         cluster.apply(apply.patch, field_manager=apply.field_manager, dry_run=dry_run)
     except ClusterError as error:
         result: Result = next((name for kind, name in _RESULTS.items() if isinstance(error, kind)), "refused")
-        return Outcome(apply, result, str(error))
-    return Outcome(apply, "would-apply" if dry_run else "applied")
+        return WriteOutcome(apply, result, str(error))
+    return WriteOutcome(apply, "would-apply" if dry_run else "applied")
 
 
 def rival_controllers(observation: Observation, name: str) -> Mapping[str, str]:
@@ -122,7 +122,7 @@ def _contested_text(rivals: Mapping[str, str]) -> str:
     )
 
 
-def available(outcomes: Sequence[Outcome], rivals: Mapping[str, str] = NO_RIVALS) -> Condition:
+def available(outcomes: Sequence[WriteOutcome], rivals: Mapping[str, str] = NO_RIVALS) -> Condition:
     """Return the condition `Available`, which is True if the target accepted all writes.
 
     rivals: see `rival_controllers`."""
@@ -161,7 +161,7 @@ FIELD_NOT_OURS = ConditionReason(
 )
 
 
-def with_ownership_verdict(conditions: Sequence[Condition], outcomes: Sequence[Outcome]) -> tuple[Condition, ...]:
+def with_ownership_verdict(conditions: Sequence[Condition], outcomes: Sequence[WriteOutcome]) -> tuple[Condition, ...]:
     """Return the adapter's conditions, with `Effective` set to False if another manager owns a field, because the
     controller's weight then has no effect."""
     contested = sorted({outcome.apply.name for outcome in outcomes if outcome.result == "contested"})
@@ -177,7 +177,7 @@ def with_ownership_verdict(conditions: Sequence[Condition], outcomes: Sequence[O
 
 
 def degraded_reasons(
-    observation: Observation, outcomes: Sequence[Outcome], rivals: Mapping[str, str] = NO_RIVALS
+    observation: Observation, outcomes: Sequence[WriteOutcome], rivals: Mapping[str, str] = NO_RIVALS
 ) -> Mapping[str, str]:
     """Return why a target is degraded, as messages by reason; empty if it works."""
     messages: dict[str, list[str]] = {_REASONS["contested"]: [_contested_text(rivals)]} if rivals else {}
@@ -199,7 +199,7 @@ def release_weights(
     left_behind: bool = False,
     others: Sequence[Policy] = (),
     unread: Callable[[str, ClusterError], None] | None = None,
-) -> tuple[Outcome, ...]:
+) -> tuple[WriteOutcome, ...]:
     """Restore the base weight of every changed object of the policy's targets.
 
     clusters: by adapter, the client for a target that is not in `cluster`.

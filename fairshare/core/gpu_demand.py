@@ -13,8 +13,8 @@ both exist, the pods determine the allocation. A gang without pods yet requests 
 without such an object form one gang per controller, and a pod without a controller is a gang of its own.
 
 Queue, gang, share of a GPU and "not preemptible" come from labels and annotations, which the owner of a pod can change
-while the pod runs. `BoundPods` therefore keeps these values as they were when it first saw the pod on its node, so that
-no later change protects the pod from preemption. Later changes count only if they make preemption easier: a newer
+while the pod runs. `PodReducer` therefore keeps these values as they were when it first saw the pod on its node, so
+that no later change protects the pod from preemption. Later changes count only if they make preemption easier: a newer
 checkpoint, "preemptible", and "interruptible at any time". These values are in memory: after a restart of the
 controller, pods count as they are then."""
 
@@ -434,7 +434,7 @@ MOST_PODS = 200_000
 """Largest number of bound pods that are remembered; the oldest entry is dropped first."""
 
 
-class BoundPods:
+class PodReducer:
     """Converts watched objects to pods, and keeps what their owners must not change after binding.
 
     It is the reducer of a `gputally.kubernetes.list_watch.Reflector`. Not thread-safe."""

@@ -16,11 +16,11 @@ UNLIMITED: Final = -1.0
 
 Function = Literal["setResourceShare", "divideOverQuotaResource", "hierarchy"]
 """The part of KAI's division that a problem uses: one sibling set in both phases, only the over-quota phase (on top of
-`Claim.initial`), or a tree of sibling sets."""
+`QueueClaim.initial`), or a tree of sibling sets."""
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class QueueClaim:
     """One queue's claim in a division, in units of the resource.
 
     deserved, limit: -1 for unlimited.
@@ -49,7 +49,7 @@ class DivisionProblem:
     name: str
     total: float
     k: float
-    claims: tuple[Claim, ...]
+    claims: tuple[QueueClaim, ...]
     function: Function = "hierarchy"
     resource: str = "GPU"
 

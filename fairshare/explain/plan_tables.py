@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport
+from fairshare.controller.cycle_report import CycleReport, TargetReport, WriteOutcome
 from fairshare.controller.weight_writer import Adoption
 from fairshare.core.queues_and_weights import UNLIMITED, Division, DivisionProblem, DivisionRound, FleetWindow, Value
 from fairshare.preemption.preemption_cycle import PreemptionReport
@@ -163,7 +163,7 @@ def report_view(report: CycleReport) -> RenderableType:
     return Group(*parts)
 
 
-def outcomes_table(outcomes: Sequence[Outcome]) -> RenderableType:
+def outcomes_table(outcomes: Sequence[WriteOutcome]) -> RenderableType:
     """Render the writes that restored base weights."""
     table = titled_table("", ("target", "queue", "object"), ("now", "new"), ("result",), "why")
     for outcome in outcomes:
@@ -302,7 +302,7 @@ def _weights(target: TargetReport) -> Iterator[dict[str, Any]]:
         }
 
 
-def outcome_record(outcome: Outcome) -> dict[str, Any]:
+def outcome_record(outcome: WriteOutcome) -> dict[str, Any]:
     """Return a write of a weight as a record, without the patch that was sent."""
     apply = outcome.apply
     return {

@@ -25,7 +25,14 @@ from fairshare.simulator import job_traces
 from fairshare.simulator.job_traces import HeldHour
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.simulated_controller import Feedback
-from fairshare.simulator.simulation_model import CONTROL_S, Pool, Record, Workload, workload_of, workload_of_rows
+from fairshare.simulator.simulation_model import (
+    CONTROL_S,
+    ReplayPool,
+    ReplayRecord,
+    Workload,
+    workload_of,
+    workload_of_rows,
+)
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.apportionment import apportion
 from gputally.base.errors import FairshareError
@@ -87,13 +94,13 @@ def bounded_together(policy: Policy) -> list[str]:
 
 def replay_under(
     policy: Policy, workload: Workload, gpus: int, end_s: int, progress: Callable[[float], None] | None = None
-) -> Record:
+) -> ReplayRecord:
     """Replay `workload` under `policy` on `gpus` GPUs. Jobs of queues that are no leaves of the policy are left out.
 
     progress: called with the finished part, 0..1."""
     one_level = leaves_only(policy)
     workload = _sorted_into(workload, [queue.name for queue in one_level.queues])
-    pool = Pool(
+    pool = ReplayPool(
         gpus,
         [gpus if q.deserved == UNLIMITED else q.deserved for q in one_level.queues],
         [q.weight for q in one_level.queues],
@@ -104,7 +111,7 @@ def replay_under(
 
 def replay_past(
     policy: Policy, past: ReplayHistory, progress: Callable[[float], None] = lambda _part: None
-) -> tuple[Record, ...]:
+) -> tuple[ReplayRecord, ...]:
     """Replay the past under `policy`: one record, or one for the GPUs of each model by which it has quotas.
 
     progress: called with the finished part, 0..1."""
@@ -120,7 +127,7 @@ def replay_past(
     )
 
 
-def replayed_queue(records: Sequence[Record], from_s: int) -> tuple[ReplayedQueue, ...]:
+def replayed_queue(records: Sequence[ReplayRecord], from_s: int) -> tuple[ReplayedQueue, ...]:
     """Return the figures of each queue from `from_s` on, in the order of the workload. records: of the same queues."""
     queues = []
     for q, name in enumerate(records[0].workload.queues):
@@ -139,7 +146,7 @@ def replayed_queue(records: Sequence[Record], from_s: int) -> tuple[ReplayedQueu
     return tuple(queues)
 
 
-def daily(records: Sequence[Record], from_s: int) -> Days:
+def daily(records: Sequence[ReplayRecord], from_s: int) -> Days:
     """Return for each day its end in days since `from_s`, and the mean GPUs that every queue held in it.
 
     records: of the same queues and the same span."""
@@ -347,7 +354,7 @@ def _sorted_into(workload: Workload, leaves: Sequence[str]) -> Workload:
 
 
 def rows(
-    names: Sequence[str], past: ReplayHistory, before: Sequence[Record], after: Sequence[Record]
+    names: Sequence[str], past: ReplayHistory, before: Sequence[ReplayRecord], after: Sequence[ReplayRecord]
 ) -> list[ComparedQueue]:
     """Return the comparison of each queue.
 

@@ -50,10 +50,10 @@ import numpy.typing as npt
 
 from fairshare.core.queues_and_weights import (
     UNLIMITED,
-    Claim,
     Division,
     DivisionProblem,
     DivisionRound,
+    QueueClaim,
     Remainder,
     RoundOffer,
 )
@@ -114,7 +114,7 @@ class Siblings:
     The queues are sorted by falling priority, then age, then name; all columns are in this order."""
 
     def __init__(
-        self, claims: list[Claim], parent: str | None, steps: Steps | None, *, kai_compat: bool = False
+        self, claims: list[QueueClaim], parent: str | None, steps: Steps | None, *, kai_compat: bool = False
     ) -> None:
         """claims: sorted by name. steps: a list to which the division appends its steps; None to record none."""
         self._names = [claim.name for claim in claims]
@@ -319,7 +319,7 @@ def divide(case: DivisionProblem, *, explain: bool = False, kai_compat: bool = F
         remaining = siblings.divide_over_quota(case.total, case.k)
         return Division(siblings.shares(), remaining, {}, tuple(steps or ()))
     flat = case.function == "setResourceShare" or not any(map(attrgetter("parent"), claims))
-    tree: dict[str | None, list[Claim]] = {None: claims} if flat else _tree(claims)
+    tree: dict[str | None, list[QueueClaim]] = {None: claims} if flat else _tree(claims)
     shares: dict[str, float] = {}
     deserved: dict[str, float] = {}
     remaining = 0.0
@@ -340,10 +340,10 @@ def divide(case: DivisionProblem, *, explain: bool = False, kai_compat: bool = F
     )
 
 
-def _tree(claims: Sequence[Claim]) -> dict[str | None, list[Claim]]:
+def _tree(claims: Sequence[QueueClaim]) -> dict[str | None, list[QueueClaim]]:
     """Return claims by parent, each list in the order of `claims`. Raises DivisionError."""
     parents = {claim.name: claim.parent for claim in claims}
-    tree: dict[str | None, list[Claim]] = {None: []}
+    tree: dict[str | None, list[QueueClaim]] = {None: []}
     rooted: set[str | None] = {None}
     for claim in claims:
         tree.setdefault(claim.parent, []).append(claim)

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from math import exp2, inf
 
 from accountant.wire.policy_models import Policy, QueuePolicy, TurnPolicy
-from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem, PolicyTree
+from fairshare.core.queues_and_weights import UNLIMITED, DivisionProblem, PolicyTree, QueueClaim
 from fairshare.laws.division import divide, fair_shares
 from fairshare.laws.feedback_law import LawQueue, LawQueues, Memory
 
@@ -152,7 +152,7 @@ def _exceeds_twice_its_share(siblings: LawQueues, index: int) -> bool:
 def shares_in_whole_gpus(siblings: LawQueues, weights: Sequence[float]) -> Sequence[float]:
     """Return the shares in whole GPUs that the scheduler's division gives with these weights."""
     claims = tuple(
-        Claim(m.name, m.requested, m.deserved, m.limit, weight, m.usage)
+        QueueClaim(m.name, m.requested, m.deserved, m.limit, weight, m.usage)
         for m, weight in zip(siblings.members, weights, strict=True)
     )
     shares = divide(DivisionProblem("turn", siblings.pool, siblings.scheduler_k, claims), kai_compat=True).shares
@@ -292,7 +292,7 @@ def _share(policy: Policy, gpus: float, own: QueuePolicy, gang: float, k: float,
         if ratio is not None and each.name not in above and each.parent == own.parent:
             weight = min(weight, own.weight / ratio)
         claims.append(
-            Claim(
+            QueueClaim(
                 each.name, min(request, 1e12), each.deserved, each.limit, weight, usage, each.priority,
                 parent=each.parent,
             )

@@ -34,10 +34,10 @@ from accountant.wire.usage_cost_and_job_models import BudgetState
 from fairshare.core.gpu_models import policy_of_part
 from fairshare.core.queues_and_weights import (
     UNLIMITED,
-    Claim,
     DivisionProblem,
     Entitlement,
     Explanation,
+    QueueClaim,
     Shard,
     Standing,
     Weight,
@@ -87,7 +87,7 @@ def static_parts(policy: Policy, gpus: float) -> dict[str, float]:
         return UNLIMITED if quantity == UNLIMITED else quantity * _THOUSANDTHS
 
     claims = tuple(
-        Claim(
+        QueueClaim(
             queue.name, inf, thousandths(queue.deserved), thousandths(queue.limit), queue.weight, 0.0, queue.priority,
             parent=queue.parent,
         )
@@ -130,7 +130,7 @@ class WeightResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class ShardCapacity:
     """The GPUs that the queues of one shard divide.
 
     queues: the policy's queues of this shard.
@@ -141,7 +141,7 @@ class Pool:
     part: float
 
 
-def pools(shards: Sequence[Shard], nodes: Sequence[Object], gpus: float) -> tuple[Pool, ...]:
+def pools(shards: Sequence[Shard], nodes: Sequence[Object], gpus: float) -> tuple[ShardCapacity, ...]:
     """Return the GPUs of each shard; empty if the cluster is divided as one.
 
     nodes: the nodes that accept work, without lost GPUs.
@@ -151,7 +151,7 @@ def pools(shards: Sequence[Shard], nodes: Sequence[Object], gpus: float) -> tupl
         listed = gpus
         if shard.nodes is not None:
             listed = gpus_of_nodes([node for node in nodes if node["metadata"]["name"] in shard.nodes])
-        result.append(Pool(shard.queues, max(0.0, listed - shard.taken), listed / gpus if gpus > 0 else 0.0))
+        result.append(ShardCapacity(shard.queues, max(0.0, listed - shard.taken), listed / gpus if gpus > 0 else 0.0))
     return tuple(result)
 
 
@@ -167,7 +167,7 @@ class ModelPart:
     standings: Mapping[str, Standing]
     gpus: float
     exhausted: frozenset[str] = frozenset()
-    pools: tuple[Pool, ...] = ()
+    pools: tuple[ShardCapacity, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class WeightInputs:
     now_ms: int
     memory: Memory = field(default_factory=dict)
     exhausted: frozenset[str] = frozenset()
-    pools: tuple[Pool, ...] = ()
+    pools: tuple[ShardCapacity, ...] = ()
     models: tuple[ModelPart, ...] = ()
     scheduler_k: float = 0.0
 
@@ -276,7 +276,7 @@ def _by_pool(inputs: WeightInputs) -> WeightResult:
     return WeightResult(tuple(entitlements[name] for name in sorted(entitlements)), tuple(weights), memory)
 
 
-def _policy_of(policy: Policy, pool: Pool) -> Policy:
+def _policy_of(policy: Policy, pool: ShardCapacity) -> Policy:
     """Return the policy with only the pool's queues; a queue whose parent is not in this pool is a root."""
     names = set(pool.queues)
     queues = tuple(
@@ -337,7 +337,7 @@ def _undivided(inputs: WeightInputs) -> WeightResult:
         weights += [_explained(queue, inputs, ratios[queue.name], result, at) for at, queue in enumerate(group)]
     weights.sort(key=lambda weight: weight.queue)
     claims = tuple(
-        Claim(
+        QueueClaim(
             name, requested[name], queue.deserved, queue.limit, queue.weight, ratios[name].u, queue.priority,
             parent=queue.parent,
         )

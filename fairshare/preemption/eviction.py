@@ -26,7 +26,7 @@ from fairshare.preemption.preemption_types import Victim
 from fairshare.targets.installed import whole_stop
 from fairshare.targets.weight_plan import FIELD_MANAGER, list_if_served
 from fairshare.targets.whole_stop import PREEMPTION, REASON, PreemptionIntent, WholeStop, read_intent
-from gputally.base.errors import Blocked, ClusterError, Conflict, NotFound, Refused, Unavailable
+from gputally.base.errors import Blocked, ClusterError, ClusterRefused, ClusterUnavailable, Conflict, NotFound
 from gputally.kubernetes.objects import BUDGET, POD, Cluster, Event, Kind, Object, selects, value_at
 
 OPT_OUT = "gputally.dev/preempt"
@@ -106,9 +106,9 @@ class EvictionCheck:
                 continue
             try:
                 self._cluster.evict(pod.name, pod.namespace, pod.uid, dry_run=True)
-            except (Blocked, Refused, Conflict, NotFound) as error:
+            except (Blocked, ClusterRefused, Conflict, NotFound) as error:
                 kind: Literal["budget", "refused", "changed"] = "changed"
-                if isinstance(error, Blocked | Refused):
+                if isinstance(error, Blocked | ClusterRefused):
                     kind = "budget" if isinstance(error, Blocked) else "refused"
                 return EvictionVeto(kind, f"its pod {pod.name} may not be evicted now: {error}")
         for budget, count in spent.items():
@@ -183,7 +183,7 @@ def _stop_object(cluster: Cluster, victim: Victim, stop: WholeStop, intent: Pree
         return EvictionResult("stopped")
     try:
         cluster.create(command, field_manager=FIELD_MANAGER)
-    except Unavailable as error:
+    except ClusterUnavailable as error:
         # The command may exist; if not, `unfinished_preemptions` sends another one.
         return EvictionResult("unconfirmed", str(error))
     except ClusterError as error:
@@ -236,7 +236,7 @@ def _after_failure(error: ClusterError, carried_out: Callable[[], bool]) -> Evic
     """Return the result of a request that failed.
 
     carried_out: returns whether the object shows that the request was carried out. Raises ClusterError."""
-    if not isinstance(error, Unavailable):
+    if not isinstance(error, ClusterUnavailable):
         return _failed(error)
     try:
         return EvictionResult("stopped") if carried_out() else _failed(error)
@@ -270,6 +270,6 @@ def _failed(error: ClusterError) -> EvictionResult:
         (NotFound, "gone"),
         (Conflict, "another"),
         (Blocked, "blocked"),
-        (Refused, "refused"),
+        (ClusterRefused, "refused"),
     )
     return EvictionResult(next((done for kind, done in results if isinstance(error, kind)), "unavailable"), str(error))

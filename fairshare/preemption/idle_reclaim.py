@@ -40,7 +40,7 @@ from fairshare.preemption.preemption_types import (
     Verdict,
     Victim,
 )
-from fairshare.preemption.reclaim_rules_and_limits import Budget
+from fairshare.preemption.reclaim_rules_and_limits import ReclaimBudget
 from fairshare.preemption.victim_candidates import (
     Bundle,
     bundles,
@@ -113,7 +113,9 @@ def exemption(exempt: IdleExemptions, pod: Object) -> str | None:
     return None
 
 
-def verdicts(policy: Policy, situation: PreemptionInputs, budget: Budget, taken: set[str]) -> tuple[Verdict, ...]:
+def verdicts(
+    policy: Policy, situation: PreemptionInputs, budget: ReclaimBudget, taken: set[str]
+) -> tuple[Verdict, ...]:
     """Return a verdict per gang whose idle parts may be stopped now, in the order of their warnings.
 
     budget: the limits, which each verdict reduces.
@@ -143,7 +145,7 @@ def _verdict(
     situation: PreemptionInputs,
     idleness: Idleness,
     parts: list[Bundle],
-    budget: Budget,
+    budget: ReclaimBudget,
     team_of: Mapping[str, str],
 ) -> Verdict:
     """Return the verdict for the idle parts of one gang, and reduce the budget by its victims."""

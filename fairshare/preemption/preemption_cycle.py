@@ -39,7 +39,7 @@ from fairshare.preemption.preemption_types import (
 from fairshare.preemption.reclaim_rules_and_limits import Limit, PastPreemption
 from fairshare.preemption.victim_selection import decide, parts_of
 from fairshare.targets.installed import with_workloads
-from gputally.base.errors import Unavailable
+from gputally.base.errors import ClusterUnavailable
 from gputally.base.version import __version__
 from gputally.kubernetes.objects import Cluster, Event
 from gputally.kubernetes.scheduler_plugins import schedulers
@@ -101,7 +101,7 @@ def idle_mode(policy: Policy, mode: Mode) -> Mode:
     return min(rule.mode, mode, key=_MODES_BY_CAUTION.index) if rule is not None else "off"
 
 
-class ClaimsUnsettled(Unavailable):
+class ClaimsUnsettled(ClusterUnavailable):
     """After `ROUNDS` decisions the cluster still did not allow a victim to be stopped. vetoes: by workload."""
 
     def __init__(self, vetoes: Mapping[str, EvictionVeto]) -> None:

@@ -269,7 +269,7 @@ _PARTS_OF_AN_HOUR: Final = 2**1074
 """Every float is a whole number of these parts, so sums of lost GPU-hours are exact."""
 
 
-class Budget:
+class ReclaimBudget:
     """The workloads and the work that the limits still allow to be stopped now.
 
     Each `spend` reduces it. A cycle checks it thousands of times, once for every candidate. It therefore keeps sums of
@@ -290,7 +290,7 @@ class Budget:
         for each in still_limiting(past, now_ms, rules.cool_down):
             self.spend(each)
 
-    def copy(self) -> Budget:
+    def copy(self) -> ReclaimBudget:
         other = copy(self)
         other.stopped = set(self.stopped)
         other._last_ms, other._going, other._hour = dict(self._last_ms), set(self._going), set(self._hour)

@@ -13,7 +13,7 @@ same inputs and policy give the same verdicts, in whatever order gangs are liste
 
 For one claim, parts are taken in the order of least loss (`victim_candidates`) until the claim's pods fit on nodes.
 Parts that are then not needed are spared. Of several orders, the one that loses least work is used. The search leaves
-the accounts (`State`) unchanged. `_settle` updates them when the victims are chosen."""
+the accounts (`SelectionState`) unchanged. `_settle` updates them when the victims are chosen."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ from fairshare.preemption.reclaim_rules_and_limits import (
     EPSILON,
     Account,
     Accounts,
-    Budget,
     Denial,
+    ReclaimBudget,
     TakenBundles,
     above_share,
     path,
@@ -71,7 +71,7 @@ MOST_SPARED = 200
 
 
 @dataclass(slots=True)
-class State:
+class SelectionState:
     """The accounts, quotas and victims after the earlier claims of the same cycle."""
 
     accounts: dict[str | None, dict[str, Account]]
@@ -80,7 +80,7 @@ class State:
     """The accounts with the claims that find room without preemption. They apply to the claimant's queue, not to the
     queues that may lose GPUs."""
     room: FreeGpus
-    budget: Budget
+    budget: ReclaimBudget
     taken: set[str]
     """Uids of pods and keys of whole gangs that are already selected."""
     touched: set[str]
@@ -203,7 +203,9 @@ class RefusedKinds(dict[Kind, tuple[str, "str | Denial"]]):
 class Search:
     """The search for one claim: the parts that suffice, and why the others stay."""
 
-    def __init__(self, policy: Policy, claim: Claim, candidates: Candidates, state: State, now_ms: int) -> None:
+    def __init__(
+        self, policy: Policy, claim: Claim, candidates: Candidates, state: SelectionState, now_ms: int
+    ) -> None:
         self._policy = policy
         self._now_ms = now_ms
         self._claim = claim
@@ -350,7 +352,7 @@ class Search:
             return len(picks), None
         return len(picks), needed
 
-    def _walk(self, order: BundleOrder, refused: RefusedKinds, budget: Budget) -> Iterator[Bundle]:
+    def _walk(self, order: BundleOrder, refused: RefusedKinds, budget: ReclaimBudget) -> Iterator[Bundle]:
         """Yield the parts of the order. While every kind is refused, yield only those of workloads that stop already,
         which other limits may allow, and pass over the rest."""
         place = 0
@@ -603,11 +605,11 @@ def decide(
 
     every: returns all parts (`parts_of`), for a caller that decides several times; None: they are computed here."""
     models = (None, *situation.models)
-    state = State(
+    state = SelectionState(
         {model: dict(situation.accounts_of(model)) for model in models},
         {model: dict(situation.accounts_of(model)) for model in models},
         FreeGpus(situation.free),
-        Budget(policy.preemption, situation.past, situation.now_ms),
+        ReclaimBudget(policy.preemption, situation.past, situation.now_ms),
         set(),
         set(),
         QuotaTree(situation.quotas),
@@ -626,7 +628,9 @@ class _ClaimDecisions:
     It searches for victims at most `MOST_CLAIMS` times. A claim that may not preempt, or that equals an earlier claim
     without victims, needs no search and does not delay the following ones."""
 
-    def __init__(self, policy: Policy, situation: PreemptionInputs, candidates: Candidates, state: State) -> None:
+    def __init__(
+        self, policy: Policy, situation: PreemptionInputs, candidates: Candidates, state: SelectionState
+    ) -> None:
         self._policy = policy
         self._situation = situation
         self._candidates = candidates
@@ -773,7 +777,11 @@ def _victim(
 
 
 def _settle(
-    candidates: Candidates, situation: PreemptionInputs, claim: Claim, picks: Sequence[PickedBundle], state: State
+    candidates: Candidates,
+    situation: PreemptionInputs,
+    claim: Claim,
+    picks: Sequence[PickedBundle],
+    state: SelectionState,
 ) -> None:
     """Update `state` for the victims of a claim, whose GPUs the claim gets."""
     for pick in picks:

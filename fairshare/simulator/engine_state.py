@@ -12,17 +12,17 @@ from math import inf
 from operator import attrgetter
 from typing import TypeAlias
 
-from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem
+from fairshare.core.queues_and_weights import UNLIMITED, DivisionProblem, QueueClaim
 from fairshare.laws.division import divide
 from fairshare.preemption.reclaim_rules_and_limits import EPSILON
-from fairshare.simulator.simulation_model import WHOLE, Flavour, Job, NodeSpec, Slot, slots_of
+from fairshare.simulator.simulation_model import WHOLE, Flavour, SimulatedJob, SimulatedNodeSpec, Slot, slots_of
 
 NEVER = 1 << 60
 ANY_GPU = Flavour(WHOLE, "", "")
 """The flavour of all GPUs of a pool without nodes."""
 
 
-class Gang:
+class SimulatedGang:
     """One job, the work that it still needs, and its times. A time of -1 means that the event has not happened.
 
     number: its position in the order of submission, from 0.
@@ -53,17 +53,17 @@ class Gang:
 _NUMBER = attrgetter("number")
 
 
-class Line:
+class WaitingLine:
     """The waiting gangs of a queue, in the order of submission. Only the first `depth` gangs may start.
 
     smallest: the GPUs of the smallest gang that may start; `NEVER` if none waits."""
 
     def __init__(self, depth: int) -> None:
-        self.gangs: list[Gang] = []
+        self.gangs: list[SimulatedGang] = []
         self.smallest = NEVER
         self._depth = depth
 
-    def front(self) -> list[Gang]:
+    def front(self) -> list[SimulatedGang]:
         """Return the first `depth` gangs."""
         return self.gangs[: self._depth]
 
@@ -71,7 +71,7 @@ class Line:
         """Return how many gangs may start, which is at most the line's depth."""
         return min(self._depth, len(self.gangs))
 
-    def join(self, gang: Gang) -> None:
+    def join(self, gang: SimulatedGang) -> None:
         gangs = self.gangs
         if not gangs or gangs[-1].number < gang.number:
             gangs.append(gang)
@@ -107,7 +107,7 @@ class QueueTree:
 
     held, asked: the GPUs that each queue holds and requests. fixed: the held GPUs that are not preemptible."""
 
-    def __init__(self, claims: Sequence[Claim]) -> None:
+    def __init__(self, claims: Sequence[QueueClaim]) -> None:
         self.claims = tuple(claims)
         self.names = tuple(claim.name for claim in claims)
         self.index = {name: q for q, name in enumerate(self.names)}
@@ -219,13 +219,13 @@ class PoolPlacement:
     def free(self, _flavour: Flavour) -> int:
         return self._free
 
-    def fitting(self, gang: Gang) -> Flavour | None:
+    def fitting(self, gang: SimulatedGang) -> Flavour | None:
         return ANY_GPU if gang.gpus <= self._free else None
 
-    def take(self, gang: Gang, _flavour: Flavour) -> None:
+    def take(self, gang: SimulatedGang, _flavour: Flavour) -> None:
         self._free -= gang.gpus
 
-    def give(self, gang: Gang) -> None:
+    def give(self, gang: SimulatedGang) -> None:
         self._free += gang.gpus
 
 
@@ -236,7 +236,7 @@ class NodePlacement:
     the emptiest nodes as a whole, and its remaining members are placed like a smaller gang. Only the numbers of free
     slots and the order of the nodes decide."""
 
-    def __init__(self, nodes: Sequence[NodeSpec]) -> None:
+    def __init__(self, nodes: Sequence[SimulatedNodeSpec]) -> None:
         self.slots: tuple[Slot, ...] = tuple(slot for node in nodes for slot in slots_of(node))
         node_index = {node.name: i for i, node in enumerate(nodes)}
         if len(node_index) != len(nodes) or len(set(self.slots)) != len(self.slots):
@@ -252,7 +252,7 @@ class NodePlacement:
         self._count = dict(self._total)
         self._in_service = dict(self._total)
 
-    def flavours(self, job: Job) -> tuple[Flavour, ...]:
+    def flavours(self, job: SimulatedJob) -> tuple[Flavour, ...]:
         """Return the flavours that the job may use, in the order of the nodes."""
         return tuple(
             f
@@ -262,7 +262,7 @@ class NodePlacement:
             and (not job.pools or f.pool in job.pools)
         )
 
-    def possible(self, job: Job) -> bool:
+    def possible(self, job: SimulatedJob) -> bool:
         """Return True if the job's gang fits on the empty cluster without outages."""
         return any(self._total[f] >= job.gpus for f in self.flavours(job))
 
@@ -278,11 +278,11 @@ class NodePlacement:
         """Return the number of free slots of a flavour."""
         return self._count[flavour]
 
-    def fitting(self, gang: Gang) -> Flavour | None:
+    def fitting(self, gang: SimulatedGang) -> Flavour | None:
         """Return the flavour with the fewest free slots that can hold the gang; None if no flavour can."""
         return min((f for f in gang.flavours if self._count[f] >= gang.gpus), key=self._count.__getitem__, default=None)
 
-    def take(self, gang: Gang, flavour: Flavour) -> None:
+    def take(self, gang: SimulatedGang, flavour: Flavour) -> None:
         """Hold free slots of the flavour for the whole gang."""
         nodes = self._free[flavour]
         taken: list[int] = []
@@ -294,7 +294,7 @@ class NodePlacement:
         self._count[flavour] -= gang.gpus
         gang.slots = tuple(taken)
 
-    def give(self, gang: Gang) -> None:
+    def give(self, gang: SimulatedGang) -> None:
         """Free the gang's slots, except those of a GPU that is out of service."""
         for i in gang.slots:
             if self._withdrawn[self.slots[i].gpu] == 0:

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
 from fairshare.laws.division import fill
-from fairshare.simulator.simulation_model import Outcome
+from fairshare.simulator.simulation_model import JobOutcome
 
 
 def feasible_demand(
-    outcomes: Iterable[Outcome], start_ms: int, end_ms: int, parts: Mapping[str, Fraction] | None = None
+    outcomes: Iterable[JobOutcome], start_ms: int, end_ms: int, parts: Mapping[str, Fraction] | None = None
 ) -> dict[str, int]:
     """Return the GPU-ms per queue that its jobs could use in [start_ms, end_ms) with unlimited GPUs.
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import get_args
 
-from fairshare.simulator.simulation_model import Job, JobKind, Workload, workload_of_rows
+from fairshare.simulator.simulation_model import JobKind, SimulatedJob, Workload, workload_of_rows
 from gputally.base.errors import FairshareError
 from gputally.base.units import MS_PER_SECOND
 
@@ -45,7 +45,7 @@ _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no"
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class TraceFault:
     """The reason why a row of a trace is not a valid job, and the row's place. `str()` gives `place: reason`."""
 
     place: str
@@ -59,22 +59,24 @@ class _BadCell(ValueError):
     """A cell with an invalid value; the text names the column."""
 
 
-def parse_jobs(rows: Iterable[tuple[str, Mapping[str, object]]], start_ms: int) -> tuple[list[Job], list[Fault]]:
+def parse_jobs(
+    rows: Iterable[tuple[str, Mapping[str, object]]], start_ms: int
+) -> tuple[list[SimulatedJob], list[TraceFault]]:
     """Return the jobs in the order of submission, and the faults in the order of the rows.
 
     rows: the place of each row, and its cells by column.
     start_ms: the time from which `submit_offset_s` counts."""
-    jobs: list[Job] = []
-    faults: list[Fault] = []
+    jobs: list[SimulatedJob] = []
+    faults: list[TraceFault] = []
     seen: dict[str, str] = {}
     for place, row in rows:
         try:
             job = _job(row, start_ms)
         except _BadCell as error:
-            faults.append(Fault(place, str(error)))
+            faults.append(TraceFault(place, str(error)))
             continue
         if job.id in seen:
-            faults.append(Fault(place, f"job_id {job.id!r} occurs twice, first at {seen[job.id]}"))
+            faults.append(TraceFault(place, f"job_id {job.id!r} occurs twice, first at {seen[job.id]}"))
         else:
             seen[job.id] = place
             jobs.append(job)
@@ -82,19 +84,19 @@ def parse_jobs(rows: Iterable[tuple[str, Mapping[str, object]]], start_ms: int) 
     return jobs, faults
 
 
-def teams_of(jobs: Iterable[Job]) -> tuple[str, ...]:
+def teams_of(jobs: Iterable[SimulatedJob]) -> tuple[str, ...]:
     """Return the teams of the jobs, sorted."""
     return tuple(sorted({job.queue for job in jobs}))
 
 
-def _job(row: Mapping[str, object], start_ms: int) -> Job:
+def _job(row: Mapping[str, object], start_ms: int) -> SimulatedJob:
     job_id, team = _text(row, "job_id"), _text(row, "team")
     submit = _number(row, "submit_offset_s", 0, _LARGEST_S)
     duration = _number(row, "duration_s", 0.001, _LARGEST_S)
     gpus = _number(row, "gpus", 1, _LARGEST_GANG)
     if gpus != int(gpus):
         raise _BadCell(f"gpus: {gpus:g} is not a whole number; a replay has only whole GPUs")
-    return Job(
+    return SimulatedJob(
         id=job_id,
         queue=team,
         submit_ms=start_ms + round(submit * MS_PER_SECOND),
@@ -169,7 +171,7 @@ class TraceError(FairshareError):
     """A trace cannot be replayed. The text has one line per fault, with its place."""
 
 
-def load(path: Path, start_ms: int, *, team: str = "team") -> list[Job]:
+def load(path: Path, start_ms: int, *, team: str = "team") -> list[SimulatedJob]:
     """Return the jobs of a trace file in the order of submission.
 
     Raises TraceError if a row is invalid, if there is no job, or if the file cannot be read.
@@ -181,7 +183,7 @@ def load(path: Path, start_ms: int, *, team: str = "team") -> list[Job]:
     return jobs
 
 
-def load_with_faults(path: Path, start_ms: int, *, team: str = "team") -> tuple[list[Job], list[Fault]]:
+def load_with_faults(path: Path, start_ms: int, *, team: str = "team") -> tuple[list[SimulatedJob], list[TraceFault]]:
     """Return the jobs of a trace file and the faults of its invalid rows. Raises TraceError if there is no job."""
     with _readable(path):
         rows = _parquet(path, team) if path.suffix == ".parquet" else _csv(path, team, REQUIRED)
@@ -191,7 +193,7 @@ def load_with_faults(path: Path, start_ms: int, *, team: str = "team") -> tuple[
     return jobs, faults
 
 
-def _fault_lines(path: Path, faults: Sequence[Fault]) -> str:
+def _fault_lines(path: Path, faults: Sequence[TraceFault]) -> str:
     """Return a line for each of the first `SHOWN_FAULTS` faults, and a last line with the number of further faults."""
     shown = [str(fault) for fault in faults[:SHOWN_FAULTS]]
     if len(faults) > SHOWN_FAULTS:

@@ -14,10 +14,10 @@ As in KAI, the engine checks the share before it takes a victim. A stopped gang 
 share, but here never below its quota. These are the controller's rules (`reclaim_rules_and_limits`) for one resource.
 Tests check that those rules allow every victim.
 
-`Engine` is the scheduler. `ClusterSimulation`, which the demo uses, adds nodes, GPU models, slices, outages and a queue
-tree with KAI's order and division. `replay` runs a workload of weeks on one pool of equal GPUs under a policy, so that
-policies can be compared. There `fair_shares` computes the fair shares without rounding to whole GPUs, unless the
-argument `dividing` computes them.
+`SchedulerEngine` is the scheduler. `ClusterSimulation`, which the demo uses, adds nodes, GPU models, slices, outages
+and a queue tree with KAI's order and division. `replay` runs a workload of weeks on one pool of equal GPUs under a
+policy, so that policies can be compared. There `fair_shares` computes the fair shares without rounding to whole GPUs,
+unless the argument `dividing` computes them.
 
 The result is deterministic: it depends only on nodes, queues, jobs, outages, rules and the weights set over time.
 Capacity, limits and deserved quotas are never violated.
@@ -37,18 +37,18 @@ from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
-from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem
+from fairshare.core.queues_and_weights import UNLIMITED, DivisionProblem, QueueClaim
 from fairshare.laws.division import divide, fair_shares
 from fairshare.preemption.reclaim_rules_and_limits import EPSILON
 from fairshare.simulator.engine_state import (
     NEVER,
-    Gang,
-    Line,
     NodePlacement,
     Placement,
     PoolPlacement,
     QueueState,
     QueueTree,
+    SimulatedGang,
+    WaitingLine,
 )
 from fairshare.simulator.simulation_model import (
     CONTROL_S,
@@ -59,17 +59,17 @@ from fairshare.simulator.simulation_model import (
     Dividing,
     Event,
     Flavour,
-    Job,
-    NodeSpec,
+    JobOutcome,
     Outage,
     OutageBegan,
     OutageEnded,
-    Outcome,
-    Pool,
     Ranking,
-    Record,
+    ReplayPool,
+    ReplayRecord,
     Rules,
     SimulatedController,
+    SimulatedJob,
+    SimulatedNodeSpec,
     Slot,
     Started,
     Stopped,
@@ -92,10 +92,10 @@ class _Bid(NamedTuple):
     key: Key
     line: int
     place: int
-    gang: Gang
+    gang: SimulatedGang
 
 
-class Engine(ABC):
+class SchedulerEngine(ABC):
     """A scheduler of gangs that arrive, wait, run and end. `run_until` advances its clock.
 
     A subclass computes the fair shares (`divide`) and the order in which waiting lines are served (`order`). A line
@@ -104,7 +104,7 @@ class Engine(ABC):
 
     def __init__(
         self,
-        gangs: Sequence[Gang],
+        gangs: Sequence[SimulatedGang],
         tree: QueueTree,
         placement: Placement,
         rules: Rules,
@@ -115,10 +115,10 @@ class Engine(ABC):
         self.gangs, self.tree, self.placement, self.rules, self.outages = gangs, tree, placement, rules, outages
         self.now_ms = 0
         self._names = (*tree.names, *other_queues)
-        self.lines = [Line(rules.scan_depth) for _ in range(1 if rules.one_line else len(tree.claims))]
-        self.others = [Line(rules.scan_depth) for _ in self._names]
+        self.lines = [WaitingLine(rules.scan_depth) for _ in range(1 if rules.one_line else len(tree.claims))]
+        self.others = [WaitingLine(rules.scan_depth) for _ in self._names]
         """Waiting gangs that are not divided: parts of GPUs, and jobs of other schedulers. One line per queue."""
-        self.running: list[dict[int, Gang]] = [{} for _ in self._names]
+        self.running: list[dict[int, SimulatedGang]] = [{} for _ in self._names]
         """Running gangs by queue and number, newest last."""
         self.reclaims = [0] * len(tree.claims)
         """The number of gangs that were stopped for each queue."""
@@ -146,10 +146,10 @@ class Engine(ABC):
     def order(self, line: int, gpus: int) -> Key:
         """Return the sort key of a line whose next gang needs `gpus`."""
 
-    def started(self, gang: Gang) -> None:  # noqa: B027
+    def started(self, gang: SimulatedGang) -> None:  # noqa: B027
         """React to a gang that has got its GPUs."""
 
-    def stopped(self, gang: Gang, reason: StopReason, for_queue: int) -> None:  # noqa: B027
+    def stopped(self, gang: SimulatedGang, reason: StopReason, for_queue: int) -> None:  # noqa: B027
         """React to a gang that has lost its GPUs.
 
         for_queue: the index of the queue for which the GPUs were reclaimed; -1 if the reason is another one."""
@@ -194,13 +194,13 @@ class Engine(ABC):
                 self._request(gang, gang.gpus)
             self._wait(gang)
 
-    def _wait(self, gang: Gang) -> None:
+    def _wait(self, gang: SimulatedGang) -> None:
         """Add the gang to its line in the order of submission."""
         line = 0 if self.rules.one_line else gang.queue
         (self.lines[line] if gang.divided else self.others[gang.queue]).join(gang)
         self.unsettled = True
 
-    def _request(self, gang: Gang, gpus: int) -> None:
+    def _request(self, gang: SimulatedGang, gpus: int) -> None:
         self.tree.request(gang.queue, gpus)
         self.divide_again()
 
@@ -209,7 +209,7 @@ class Engine(ABC):
         self._divided = None
         self.unsettled = True
 
-    def _start(self, gang: Gang, flavour: Flavour) -> None:
+    def _start(self, gang: SimulatedGang, flavour: Flavour) -> None:
         """Start a gang that has left its line."""
         gang.attempt += 1
         gang.restart_ms = self.rules.restart_ms if gang.attempt > 1 else 0
@@ -224,7 +224,7 @@ class Engine(ABC):
         heappush(self._events, (gang.end_ms, _END, gang.number))
         self.started(gang)
 
-    def stop(self, gang: Gang, reason: StopReason, for_queue: int = -1) -> None:
+    def stop(self, gang: SimulatedGang, reason: StopReason, for_queue: int = -1) -> None:
         """Stop a gang. If it has not finished, it waits again, and its work since the last checkpoint is lost."""
         del self.running[gang.queue][gang.number]
         gang.end_ms = -1
@@ -248,7 +248,7 @@ class Engine(ABC):
             self._wait(gang)
         self.stopped(gang, reason, for_queue)
 
-    def _hold(self, gang: Gang, gpus: int) -> None:
+    def _hold(self, gang: SimulatedGang, gpus: int) -> None:
         self.unsettled = True
         if gang.divided:
             self.tree.allocate(gang.queue, gpus, self.now_ms, preemptible=gang.preemptible)
@@ -325,7 +325,7 @@ class Engine(ABC):
                 return _Bid(self.order(q, gang.gpus), q, at, gang)
         return None
 
-    def _fits(self, gang: Gang) -> bool:
+    def _fits(self, gang: SimulatedGang) -> bool:
         """Return True if the gang can start now, also within the limits of its queues."""
         return self.placement.fitting(gang) is not None and self.tree.admits(
             gang.queue, gang.gpus, preemptible=gang.preemptible
@@ -366,7 +366,7 @@ class Engine(ABC):
                 ):
                     continue
                 fitting = None if rules.settle else self.placement.fitting(gang)
-                chosen: tuple[Flavour, list[Gang]] | None = None if fitting is None else (fitting, [])
+                chosen: tuple[Flavour, list[SimulatedGang]] | None = None if fitting is None else (fitting, [])
                 if chosen is None:
                     debtors, soonest_ms = self._debtors(q, shares)
                     again_ms = min(again_ms, soonest_ms)
@@ -424,17 +424,22 @@ class Debtor:
     gangs: the gangs that run in the leaf, newest last."""
 
     levels: tuple[int, ...]
-    gangs: Reversible[Gang]
+    gangs: Reversible[SimulatedGang]
 
 
 def choose(
-    gang: Gang, placement: Placement, debtors: Sequence[Debtor], tree: QueueTree, shares: Sequence[float], by_ms: int
-) -> tuple[Flavour, list[Gang]] | None:
+    gang: SimulatedGang,
+    placement: Placement,
+    debtors: Sequence[Debtor],
+    tree: QueueTree,
+    shares: Sequence[float],
+    by_ms: int,
+) -> tuple[Flavour, list[SimulatedGang]] | None:
     """Return the flavour on which `gang` can run after a reclaim, and the gangs to stop; None if no flavour suffices.
 
     Of several flavours the one whose victims hold the fewest GPUs is chosen.
     by_ms: gangs that started later are not stopped."""
-    best: tuple[int, int, Flavour, list[Gang]] | None = None
+    best: tuple[int, int, Flavour, list[SimulatedGang]] | None = None
     for order, flavour in enumerate(gang.flavours):
         missing = gang.gpus - placement.free(flavour)
         victims = collect(gang, missing, flavour, debtors, tree, shares, by_ms)
@@ -446,21 +451,21 @@ def choose(
 
 
 def collect(
-    gang: Gang,
+    gang: SimulatedGang,
     missing: int,
     flavour: Flavour,
     debtors: Sequence[Debtor],
     tree: QueueTree,
     shares: Sequence[float],
     by_ms: int,
-) -> list[Gang]:
+) -> list[SimulatedGang]:
     """Return the gangs to stop for `missing` GPUs of a flavour; none if the debtors have too few GPUs to give.
 
     The result is also empty if the queue of `gang`, or a queue above it, would then be fuller than a sibling from which
     it takes GPUs."""
     held = list(tree.held)
     sources = [_VictimSource(debtor.levels, _stoppable(debtor.gangs, flavour, by_ms)) for debtor in debtors]
-    victims: list[Gang] = []
+    victims: list[SimulatedGang] = []
     freed = 0
     while freed < missing:
         fullest: _VictimSource | None = None
@@ -478,7 +483,7 @@ def collect(
     return victims if _fair(gang, victims, tree, shares) else []
 
 
-def _stoppable(gangs: Reversible[Gang], flavour: Flavour, by_ms: int) -> Iterator[Gang]:
+def _stoppable(gangs: Reversible[SimulatedGang], flavour: Flavour, by_ms: int) -> Iterator[SimulatedGang]:
     """Yield the gangs that may be stopped, newest first."""
     for gang in reversed(gangs):
         if gang.divided and gang.preemptible and gang.start_ms <= by_ms and gang.flavour == flavour:
@@ -495,8 +500,8 @@ class _VictimSource:
     fullness: held GPUs over the share, at each level."""
 
     levels: tuple[int, ...]
-    gangs: Iterator[Gang]
-    newest: Gang | None = None
+    gangs: Iterator[SimulatedGang]
+    newest: SimulatedGang | None = None
     fullness: tuple[float, ...] = ()
 
     def advance(self, held: Sequence[int], tree: QueueTree, shares: Sequence[float]) -> bool:
@@ -515,7 +520,7 @@ def _fullness(held: float, share: float) -> float:
     return held / share if share > 0 else inf if held > 0 else 0.0
 
 
-def _fair(gang: Gang, victims: Sequence[Gang], tree: QueueTree, shares: Sequence[float]) -> bool:
+def _fair(gang: SimulatedGang, victims: Sequence[SimulatedGang], tree: QueueTree, shares: Sequence[float]) -> bool:
     """Return True if the gang's queue, and each queue above it, ends up no fuller than its siblings that lose GPUs."""
     held, giving = list(tree.held), set[int]()
     for victim in victims:
@@ -533,7 +538,7 @@ def _fair(gang: Gang, victims: Sequence[Gang], tree: QueueTree, shares: Sequence
     return True
 
 
-def _without_surplus(victims: Sequence[Gang], surplus: int) -> list[Gang]:
+def _without_surplus(victims: Sequence[SimulatedGang], surplus: int) -> list[SimulatedGang]:
     """Return the victims without gangs that the reclaim does not need. Gangs that have run longest are spared first,
     because they would lose most. surplus: the GPUs of the victims beyond the needed ones."""
     needed = list(victims)
@@ -575,14 +580,14 @@ def reserve(gpus: int, free: int, ends: Iterable[tuple[int, int]]) -> Reservatio
     return Reservation(at_ms, free - gpus)
 
 
-class ClusterSimulation(Engine):
+class ClusterSimulation(SchedulerEngine):
     """Simulates a cluster of nodes with outages under KAI's order and division. `events_until` advances its clock."""
 
     def __init__(
         self,
-        nodes: Sequence[NodeSpec],
-        queues: Sequence[Claim],
-        jobs: Iterable[Job],
+        nodes: Sequence[SimulatedNodeSpec],
+        queues: Sequence[QueueClaim],
+        jobs: Iterable[SimulatedJob],
         *,
         outages: Sequence[Outage] = (),
         rules: Rules | None = None,
@@ -601,9 +606,9 @@ class ClusterSimulation(Engine):
             raise ValueError("job ids must be unique")
         others = sorted({job.queue for job in jobs} - set(tree.names))
         index = tree.index | {name: len(tree.names) + i for i, name in enumerate(others)}
-        self._jobs: list[Job] = []
-        self._rejected: list[Job] = []
-        gangs: list[Gang] = []
+        self._jobs: list[SimulatedJob] = []
+        self._rejected: list[SimulatedJob] = []
+        gangs: list[SimulatedGang] = []
         for job in jobs:
             queue, flavours = index[job.queue], self.nodes.flavours(job)
             divided = queue in tree.leaves and job.shape == WHOLE
@@ -611,7 +616,7 @@ class ClusterSimulation(Engine):
             if not admitted or not self.nodes.possible(job):
                 self._rejected.append(job)
                 continue
-            gang = Gang(len(gangs), job.submit_ms, job.gpus, job.duration_ms, queue)
+            gang = SimulatedGang(len(gangs), job.submit_ms, job.gpus, job.duration_ms, queue)
             gang.flavours, gang.preemptible, gang.divided, gang.name = flavours, job.preemptible, divided, job.id
             gangs.append(gang)
             self._jobs.append(job)
@@ -641,11 +646,11 @@ class ClusterSimulation(Engine):
         return self.tree.states(self.shares())
 
     @property
-    def outcomes(self) -> dict[str, Outcome]:
+    def outcomes(self) -> dict[str, JobOutcome]:
         """Return the outcomes by job id, in the order of submission."""
-        outcomes = {job.id: Outcome(job, rejected=True) for job in self._rejected}
+        outcomes = {job.id: JobOutcome(job, rejected=True) for job in self._rejected}
         for job, gang in zip(self._jobs, self.gangs, strict=True):
-            outcomes[job.id] = Outcome(
+            outcomes[job.id] = JobOutcome(
                 job,
                 gang.first_start_ms if gang.attempt else None,
                 gang.finish_ms if gang.finish_ms >= 0 else None,
@@ -668,14 +673,14 @@ class ClusterSimulation(Engine):
         with_job, without = ((held + gpus) / allocatable, held / allocatable) if allocatable > 0 else (inf, inf)
         return (held > share, held + gpus > deserved, -claim.priority, with_job, without, claim.creation, line)
 
-    def started(self, gang: Gang) -> None:
+    def started(self, gang: SimulatedGang) -> None:
         self._report.append(Started(self.now_ms, self._jobs[gang.number], self._slots(gang), gang.attempt))
 
-    def stopped(self, gang: Gang, reason: StopReason, for_queue: int) -> None:
+    def stopped(self, gang: SimulatedGang, reason: StopReason, for_queue: int) -> None:
         job, taker = self._jobs[gang.number], self.tree.names[for_queue] if for_queue >= 0 else ""
         self._report.append(Stopped(self.now_ms, job, self._slots(gang), gang.attempt, reason, taker))
 
-    def _slots(self, gang: Gang) -> tuple[Slot, ...]:
+    def _slots(self, gang: SimulatedGang) -> tuple[Slot, ...]:
         return tuple(self.nodes.slots[i] for i in gang.slots)
 
     def fail(self, outage: Outage) -> None:
@@ -700,7 +705,7 @@ class ClusterSimulation(Engine):
 
 def replay(
     workload: Workload,
-    pool: Pool,
+    pool: ReplayPool,
     end_s: int,
     *,
     steering: SimulatedController | None = None,
@@ -709,13 +714,13 @@ def replay(
     control_s: int = CONTROL_S,
     tick_s: int = TICK_S,
     progress: Callable[[float], None] | None = None,
-) -> Record:
+) -> ReplayRecord:
     """Run a workload until `end_s` under a policy, and return its record.
 
     steering: sets weights in every control period. dividing: computes the fair shares. ranking: orders the queues.
     control_s, tick_s: the seconds of a control period, and of a scheduling cycle. progress: gets the finished part."""
     run = _PoolReplay(workload, pool, dividing, tick_s)
-    record = Record(workload, pool, end_s)
+    record = ReplayRecord(workload, pool, end_s)
     for due_s in range(0, end_s + 1, control_s):
         now_s = -(-due_s // tick_s) * tick_s
         if now_s > end_s:
@@ -740,19 +745,19 @@ def replay(
     return run.close(record)
 
 
-class _PoolReplay(Engine):
+class _PoolReplay(SchedulerEngine):
     """Runs a workload on one pool of equal GPUs, with flat queues and weights that a controller may set."""
 
-    def __init__(self, workload: Workload, pool: Pool, dividing: Dividing | None, tick_s: int) -> None:
+    def __init__(self, workload: Workload, pool: ReplayPool, dividing: Dividing | None, tick_s: int) -> None:
         columns = zip(workload.submit_s, workload.gpus, workload.duration_s, workload.queue, strict=True)
         gangs = [
-            Gang(number, submit_s * MS_PER_SECOND, gpus, duration_s * MS_PER_SECOND, queue)
+            SimulatedGang(number, submit_s * MS_PER_SECOND, gpus, duration_s * MS_PER_SECOND, queue)
             for number, (submit_s, gpus, duration_s, queue) in enumerate(columns)
         ]
         limits = [UNLIMITED if limit is None else limit for limit in pool.limits] or [UNLIMITED] * len(workload.queues)
         tree = QueueTree(
             [
-                Claim(name, 0.0, deserved, limit, weight)
+                QueueClaim(name, 0.0, deserved, limit, weight)
                 for name, deserved, limit, weight in zip(
                     workload.queues, pool.deserved, limits, pool.weights, strict=True
                 )
@@ -781,7 +786,7 @@ class _PoolReplay(Engine):
             return fair_shares(total, list(map(float, tree.asked)), self._pool.deserved, tree.weights)
         return [0.0] * len(tree.claims)
 
-    def _request(self, gang: Gang, gpus: int) -> None:
+    def _request(self, gang: SimulatedGang, gpus: int) -> None:
         """Change the request of a queue. The shares are computed again only if the request limits the queue's share
         before or after the change."""
         q, asked, shares = gang.queue, self.tree.asked, self._shares
@@ -826,7 +831,7 @@ class _PoolReplay(Engine):
         left = [(gang.end_ms - self.now_ms if gang.end_ms >= 0 else gang.left_ms) // MS_PER_SECOND for gang in gangs]
         return array("q", [gang.number for gang in gangs]), array("q", left)
 
-    def close(self, record: Record) -> Record:
+    def close(self, record: ReplayRecord) -> ReplayRecord:
         """Return the record, completed with the outcomes of the jobs."""
         gangs = self.gangs
         record.started_s = [gang.first_start_ms // MS_PER_SECOND if gang.attempt else -1 for gang in gangs]

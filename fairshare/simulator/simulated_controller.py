@@ -16,7 +16,7 @@ from fairshare.laws.weight_calculation import sibling_weights
 from fairshare.simulator.simulation_model import ControllerView
 
 
-class Usage:
+class SlidingUsage:
     """Sums up GPU-seconds, per queue and of the cluster, over a sliding window with or without a half-life."""
 
     def __init__(self, queues: int, size_s: int, half_life_s: int | None) -> None:
@@ -60,7 +60,7 @@ class Feedback:
         self._weights = tuple(queue.weight for queue in queues)
         self._deserved, self._limits = [queue.deserved for queue in queues], [queue.limit for queue in queues]
         self._bursts = [queue.turn == "burst" for queue in queues]
-        self._usage = Usage(len(queues), policy.window.size, policy.window.half_life)
+        self._usage = SlidingUsage(len(queues), policy.window.size, policy.window.half_life)
         self._memory: Memory = {}
 
     def __call__(self, view: ControllerView) -> Sequence[float]:

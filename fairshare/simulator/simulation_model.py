@@ -27,7 +27,7 @@ class GpuSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSpec:
+class SimulatedNodeSpec:
     """One node. pool: the name of its node pool, such as `spot`, to which jobs may be restricted."""
 
     name: str
@@ -67,7 +67,7 @@ class Outage:
     reason: str
 
 
-def slots_of(node: NodeSpec) -> tuple[Slot, ...]:
+def slots_of(node: SimulatedNodeSpec) -> tuple[Slot, ...]:
     """Return all slots of a node, by GPU and index."""
     return tuple(
         Slot(node.name, gpu.uuid, index, Flavour(shape, gpu.model, node.pool))
@@ -80,7 +80,7 @@ JobKind = Literal["training", "notebook", "short", "inference"]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SimulatedJob:
     """A gang that needs `gpus` slots of one shape at the same time for `duration_ms` of work.
 
     queue: a leaf queue. A job of a queue that the engine does not know belongs to another scheduler: it starts as soon
@@ -133,7 +133,7 @@ class Rules:
 
 
 @dataclass(slots=True)
-class Outcome:
+class JobOutcome:
     """The result of one job. A time of None means that the event has not happened.
 
     evictions: the number of stops by reclaim.
@@ -142,7 +142,7 @@ class Outcome:
     rejected: the job can never start: even in an empty cluster no flavour that it may use has enough slots, or the
         limits and quotas of its queues do not admit it."""
 
-    job: Job
+    job: SimulatedJob
     first_start_ms: int | None = None
     finish_ms: int | None = None
     evictions: int = 0
@@ -159,7 +159,7 @@ class Started:
     """The job holds its slots from now on. attempt: the number of its starts so far."""
 
     at_ms: int
-    job: Job
+    job: SimulatedJob
     slots: tuple[Slot, ...]
     attempt: int
 
@@ -169,7 +169,7 @@ class Stopped:
     """The job no longer holds its slots. for_queue: the queue for which it was reclaimed, "" for other reasons."""
 
     at_ms: int
-    job: Job
+    job: SimulatedJob
     slots: tuple[Slot, ...]
     attempt: int
     reason: StopReason
@@ -236,7 +236,7 @@ def workload_of_rows(queues: Sequence[str], rows: Iterable[Sequence[int]], left_
     return Workload(tuple(queues), submit_s, gpus, duration_s, queue, left_out)
 
 
-def workload_of(jobs: Iterable[Job], queues: Sequence[str]) -> Workload:
+def workload_of(jobs: Iterable[SimulatedJob], queues: Sequence[str]) -> Workload:
     """Return the workload of the jobs of these queues. `left_out` counts the jobs of other queues.
 
     A started second of a run counts as a whole second."""
@@ -264,7 +264,7 @@ SNAPSHOT_S = 6 * 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class ReplayPool:
     """The cluster of a replay: equal GPUs in one pool, and the shares of the queues.
 
     deserved, weights, limits: one per queue, in the workload's order. A limit of None means no limit.
@@ -304,7 +304,7 @@ Ranking = Callable[[ControllerView], Sequence[float]]
 
 
 @dataclass(slots=True)
-class Record:
+class ReplayRecord:
     """The result of a replay.
 
     used, held, weights, shares: one list of queues per control period; `used` is GPU-seconds since the start.
@@ -313,7 +313,7 @@ class Record:
     evicted: for each job, how often it was evicted."""
 
     workload: Workload
-    pool: Pool
+    pool: ReplayPool
     end_s: int
     used: list[list[int]] = field(default_factory=list)
     held: list[list[int]] = field(default_factory=list)

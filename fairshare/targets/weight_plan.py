@@ -23,7 +23,7 @@ from fairshare.core.gpu_models import OWN_DECISIONS
 from fairshare.core.queues_and_weights import Condition, ConditionReason, Observation, Pod, TargetQueue, Value, Weight
 from fairshare.core.scheduler_queue_objects import WeightAnnotations, join_texts
 from fairshare.targets.whole_stop import WholeStop
-from gputally.base.errors import ClusterError, NotFound, Refused
+from gputally.base.errors import ClusterError, ClusterRefused, NotFound
 from gputally.base.yaml_file import Key
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 from gputally.kubernetes.objects import Event, Kind, Object, ObjectReader
@@ -437,7 +437,7 @@ def _read(cluster: ObjectReader, query: ObjectQuery, refusals: list[str]) -> tup
             return kind, list(map(with_texts, listed))
         except NotFound as error:
             absent = absent or error
-        except Refused as error:
+        except ClusterRefused as error:
             if query.required:
                 raise
             refusals.append(str(error))

@@ -34,7 +34,7 @@ from fairshare.core.gpu_demand import millis
 from fairshare.core.gpu_models import ModelMap, parts_of, shard_of_nodes, standings_of_part
 from fairshare.core.queues_and_weights import UNLIMITED, Condition, Observation, Shard, own_window
 from fairshare.core.scheduler_queue_objects import join_texts
-from fairshare.laws.weight_calculation import ModelPart, Pool, pools
+from fairshare.laws.weight_calculation import ModelPart, ShardCapacity, pools
 from fairshare.usage.stale_usage_hold import UsageHold
 from gputally.base.errors import AccountantUnavailable, FairshareError
 from gputally.base.gpu_model_names import profile_of_product
@@ -187,7 +187,7 @@ class TargetCapacity:
     pools: by shard; empty if the cluster is divided as one."""
 
     gpus: float
-    pools: tuple[Pool, ...]
+    pools: tuple[ShardCapacity, ...]
 
 
 def target_capacity(

@@ -69,7 +69,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FieldGroup:
     """Fields under one heading. lead: the sentence below the heading. folded: True if the page hides the fields until
     the user opens them."""
 
@@ -93,9 +93,9 @@ def _from_factory(info: FieldInfo) -> Any:
     return info.get_default(call_default_factory=True, validated_data={})
 
 
-def targets(adapters: Iterable[Adapter]) -> Group:
+def targets(adapters: Iterable[Adapter]) -> FieldGroup:
     """Return the fields of the schedulers' sections."""
-    return Group(
+    return FieldGroup(
         "Targets",
         "The schedulers that receive weights, and whether decisions are written or only printed.",
         tuple(each for adapter in adapters for each in _of_section(adapter)),

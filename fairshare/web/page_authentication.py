@@ -50,7 +50,7 @@ BODY_S = 10.0
 _FORM = "application/x-www-form-urlencoded"
 
 
-class Refusal(HTTPException):
+class PageRefusal(HTTPException):
     """The refusal of a request, as the caller reads it: a title and a sentence with the reason."""
 
     def __init__(self, status: int, title: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
@@ -58,15 +58,15 @@ class Refusal(HTTPException):
         self.title = title
 
 
-def refusal(error: HTTPException) -> Refusal:
+def refusal(error: HTTPException) -> PageRefusal:
     """Convert an error of the framework to a refusal."""
-    if isinstance(error, Refusal):
+    if isinstance(error, PageRefusal):
         return error
     title, detail = {
         404: ("No such page", "there is no page at this address"),
         405: ("Wrong method", "this address does not accept the method of the request"),
     }.get(error.status_code, (HTTPStatus(error.status_code).phrase, error.detail))
-    return Refusal(error.status_code, title, detail, error.headers)
+    return PageRefusal(error.status_code, title, detail, error.headers)
 
 
 async def read_form(request: Request, most_bytes: int = MOST_BYTES) -> bytes:
@@ -185,17 +185,17 @@ class PageAuthentication:
         self._anonymous_secret = secrets.token_bytes(32)
 
     def admit(self, request: Request, scope: Scope, *, for_teams: bool = False) -> Caller:
-        """Return the caller of a request, before any byte of its body is read. Raises Refusal for a caller without the
-        scope.
+        """Return the caller of a request, before any byte of its body is read. Raises PageRefusal for a caller without
+        the scope.
 
         for_teams: True if the page has a version for callers who see only some teams."""
         if self._open and not names_this_machine(request.headers.get("host", "")):
-            raise Refusal(403, "Wrong host", "without tokens these pages answer only under localhost or 127.0.0.1")
+            raise PageRefusal(403, "Wrong host", "without tokens these pages answer only under localhost or 127.0.0.1")
         caller = self._caller(request)
         if caller.teams is not None and not for_teams:
-            raise Refusal(403, "Not for one team", "this page shows every queue; you may see those of your teams")
+            raise PageRefusal(403, "Not for one team", "this page shows every queue; you may see those of your teams")
         if not caller.may(scope):
-            raise Refusal(
+            raise PageRefusal(
                 403, "Not allowed", f"{caller.principal.name!r} lacks the scope {scope!r}, which the operator can grant"
             )
         if request.method == "POST":
@@ -208,7 +208,7 @@ class PageAuthentication:
         try:
             person = people.signed_in(request.cookies) if people is not None else None
             return Caller(person.principal, person.form_token, person) if person is not None else self._caller(request)
-        except Refusal:
+        except PageRefusal:
             return None
 
     def _caller(self, request: Request) -> Caller:
@@ -227,7 +227,7 @@ class PageAuthentication:
         except Unauthenticated as error:
             # If people sign in, a form with an expired session must not make the browser prompt for a password.
             challenge = _BASIC if people is None else _BEARER
-            raise Refusal(401, "Not signed in", str(error), {"WWW-Authenticate": challenge}) from error
+            raise PageRefusal(401, "Not signed in", str(error), {"WWW-Authenticate": challenge}) from error
 
 
 def renewable(request: Request) -> bool:
@@ -236,9 +236,9 @@ def renewable(request: Request) -> bool:
 
 
 def check_form(caller: Caller, form: Fields) -> None:
-    """Raise Refusal if a form does not come from one of the caller's own pages."""
+    """Raise PageRefusal if a form does not come from one of the caller's own pages."""
     if not hmac.compare_digest(sent(form, FORM_TOKEN).encode(), caller.mark.encode()):
-        raise Refusal(403, "An old form", "this form belongs to another session; open the page again")
+        raise PageRefusal(403, "An old form", "this form belongs to another session; open the page again")
 
 
 def _mark(secret: bytes) -> str:
@@ -246,11 +246,11 @@ def _mark(secret: bytes) -> str:
 
 
 def same_site(request: Request) -> None:
-    """Raise Refusal if the browser reports that a page of another site sent the request."""
+    """Raise PageRefusal if the browser reports that a page of another site sent the request."""
     origin = request.headers.get("origin", "null")  # the controller's own pages send `null` (no referrer)
     same_origin = origin == "null" or origin.partition("://")[2] == request.headers.get("host", "")
     if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin") or not same_origin:
-        raise Refusal(403, "Another site", "pages of other sites may not send forms to this site")
+        raise PageRefusal(403, "Another site", "pages of other sites may not send forms to this site")
 
 
 _REFUSED = {
@@ -275,12 +275,12 @@ class SignInPages:
 
     def people(self, _: Request) -> SignInService:
         if self._elsewhere:
-            raise Refusal(
+            raise PageRefusal(
                 404, "No such page", "the accountant signs people in and out: open these pages at its address"
             )
         service = self._people()
         if service is None:
-            raise Refusal(404, "No such page", "sign-in is not configured on this server; send a token")
+            raise PageRefusal(404, "No such page", "sign-in is not configured on this server; send a token")
         return service
 
     async def form(self, request: Request) -> Fields:
@@ -292,4 +292,4 @@ class SignInPages:
 
     def refusal(self, kind: Kind, detail: str) -> Exception:
         status, title = _REFUSED[kind]
-        return Refusal(status, title, detail, {"Retry-After": "5"} if status == 503 else None)
+        return PageRefusal(status, title, detail, {"Retry-After": "5"} if status == 503 else None)

@@ -34,7 +34,7 @@ from fairshare.web.page_authentication import (
     Caller,
     Fields,
     PageAuthentication,
-    Refusal,
+    PageRefusal,
     SignInPages,
     check_form,
     fields_of,
@@ -42,7 +42,7 @@ from fairshare.web.page_authentication import (
     refusal,
     sent,
 )
-from fairshare.web.queue_history import History, ReportCache, Snapshot
+from fairshare.web.queue_history import LastCycle, QueueHistory, ReportCache
 from fairshare.web.what_if_worker import Previews
 from gputally.base import number_format
 from gputally.base.called_off import CalledOff
@@ -79,7 +79,7 @@ class PageContext:
     accountant: where browsers reach the accountant's pages, "/" for the address of these pages, "" if unknown."""
 
     reports: ReportCache
-    history: History
+    history: QueueHistory
     previews: Previews
     location: PolicyLocation
     clock: Clock
@@ -116,7 +116,7 @@ class RequestContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class PageRoute:
     """A route. If its prefix ends in "/", the handler gets the rest of the path.
 
     scope: the scope that a caller needs.
@@ -133,7 +133,7 @@ class Page:
 class PagesApp:
     """The pages as an ASGI application. Handlers run in threads."""
 
-    def __init__(self, context: PageContext, authentication: PageAuthentication, pages: Sequence[Page]) -> None:
+    def __init__(self, context: PageContext, authentication: PageAuthentication, pages: Sequence[PageRoute]) -> None:
         self.context = context
         self._authentication = authentication
         self._admission = CapacityLimiter(ADMITTED_AT_ONCE)
@@ -177,14 +177,14 @@ class PagesApp:
             sites["accountant"] = site(self.context.accountant)
         return menu(None if caller is None else caller.principal, sites, None if caller is None else caller.person)
 
-    def snapshot(self) -> Snapshot:
-        """Return the last cycle. Raises Refusal before the first cycle has ended."""
+    def snapshot(self) -> LastCycle:
+        """Return the last cycle. Raises PageRefusal before the first cycle has ended."""
         snapshot = self.context.reports.now()
         if snapshot is None:
-            raise Refusal(503, "Not yet", "the first cycle has not ended; reload the page in a minute")
+            raise PageRefusal(503, "Not yet", "the first cycle has not ended; reload the page in a minute")
         return snapshot
 
-    def _route(self, page: Page) -> Route:
+    def _route(self, page: PageRoute) -> Route:
         async def answer(request: Request) -> Response:
             caller = await to_thread.run_sync(self._admit, page, request, limiter=self._admission)
             acts = page.method == "POST"
@@ -201,10 +201,10 @@ class PagesApp:
         path = f"{page.prefix}{{rest:path}}" if page.prefix.endswith("/") else page.prefix
         return Route(path, answer, methods=[page.method])
 
-    def _admit(self, page: Page, request: Request) -> Caller:
+    def _admit(self, page: PageRoute, request: Request) -> Caller:
         return self._authentication.admit(request, page.scope, for_teams=page.for_teams)
 
-    def _answer(self, page: Page, request: Request, caller: Caller, content: bytes) -> Response:
+    def _answer(self, page: PageRoute, request: Request, caller: Caller, content: bytes) -> Response:
         form = fields_of(content) if page.method == "POST" else {}
         if page.method == "POST":
             check_form(caller, form)
@@ -212,17 +212,17 @@ class PagesApp:
 
     def _refuse(self, request: Request, error: HTTPException) -> Response:
         refused = refusal(error)
-        if not isinstance(error, Refusal) and refused.status_code in (404, 405):
+        if not isinstance(error, PageRefusal) and refused.status_code in (404, 405):
             try:  # an unknown caller does not learn which addresses exist
                 self._authentication.admit(request, "read", for_teams=True)
-            except Refusal as unknown:
+            except PageRefusal as unknown:
                 refused = unknown
         wants_page = request.method == "GET" and "text/html" in request.headers.get("accept", "")
         signs_in = refused.status_code == 401 and self._authentication.people() is not None
         if signs_in and wants_page and request.url.path not in PATHS:
             if not self._signed_in_elsewhere(request):
                 return self._leave_to_sign_in(request)
-            refused = Refusal(
+            refused = PageRefusal(
                 401, "Signed in, but not here",
                 f"the accountant signed you in, and the controller does not accept its session ({refused.detail}): the"
                 " operator must give both the same callers file (pages_callers) and the same session key",
@@ -251,14 +251,14 @@ class PagesApp:
 
     def _unavailable(self, request: Request, error: AccountantUnavailable) -> Response:
         title = "The accountant refuses" if error.reason == REFUSES else "The accountant does not answer"
-        return self._refuse(request, Refusal(503, title, str(error)))
+        return self._refuse(request, PageRefusal(503, title, str(error)))
 
     def _busy(self, request: Request, error: Busy) -> Response:
         headers = {"Retry-After": str(round(error.seconds))}
-        return self._refuse(request, Refusal(429 if error.own else 503, "Too many requests", str(error), headers))
+        return self._refuse(request, PageRefusal(429 if error.own else 503, "Too many requests", str(error), headers))
 
     def _failed(self, request: Request, _: Exception) -> Response:
-        return self._refuse(request, Refusal(500, "This page failed", "see the controller's log for the error"))
+        return self._refuse(request, PageRefusal(500, "This page failed", "see the controller's log for the error"))
 
 
 async def _home(_: Request) -> Response:

@@ -26,7 +26,7 @@ from accountant.wire.policy_models import Policy
 from fairshare.controller import policy_file as policies
 from fairshare.controller.policy_difference import text_of
 from fairshare.targets.installed import adapters
-from fairshare.web.form_fields import Field, Group, targets
+from fairshare.web.form_fields import Field, FieldGroup, targets
 from gputally.base.yaml_file import FileFault, Key, Plain, parse
 from gputally.server.config_loading import faults_of
 
@@ -39,7 +39,7 @@ _NESTED = re.compile(r"^( +)[^ -]", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ChangedQueue:
     """One queue of the file after the change.
 
     at: its position in the file before the change; None for a new queue.
@@ -57,7 +57,7 @@ class Revision:
     entries: all queues after the change, in order."""
 
     values: Mapping[Path, Plain]
-    entries: tuple[Entry, ...]
+    entries: tuple[ChangedQueue, ...]
 
 
 def revised(data: Mapping[str, Any], revision: Revision) -> dict[str, Any]:
@@ -315,7 +315,7 @@ _MODES = (
     ("enforce", "enforce: workloads are stopped"),
 )
 
-BUDGETS = Group(
+BUDGETS = FieldGroup(
     "Budgets",
     "What a queue or a team may spend in a month, in money (with a currency) or in GPU-hours.",
     (
@@ -326,7 +326,7 @@ BUDGETS = Group(
     ),
 )  # fmt: skip
 
-PREEMPTION = Group(
+PREEMPTION = FieldGroup(
     "Preemption",
     "When running work is preempted, and how much of it at most.",
     (
@@ -385,7 +385,7 @@ _TURNS = (
 )
 
 _GROUPS = (
-    Group(
+    FieldGroup(
         "History",
         "Which past usage counts, and how strongly.",
         (
@@ -408,7 +408,7 @@ _GROUPS = (
             Field(("k",), "k", "number", "how strongly history counts: n + k (n − U); 0: not at all"),
         ),
     ),
-    Group(
+    FieldGroup(
         "Bounds",
         "How far and how fast a published weight may move from the configured one.",
         (
@@ -422,7 +422,7 @@ _GROUPS = (
             ),
         ),
     ),
-    Group(
+    FieldGroup(
         "Turns",
         "A gang that no weight admits gets the largest weight for a time.",
         (
@@ -450,7 +450,7 @@ QUEUE = (
 )  # fmt: skip
 
 
-def groups() -> tuple[Group, ...]:
+def groups() -> tuple[FieldGroup, ...]:
     """Return all fields outside of the queues. Those of the schedulers come from the models of their sections."""
     return (*_GROUPS, targets(adapters()))
 
@@ -464,7 +464,7 @@ MOST_QUEUES = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FormRow:
     """One queue in the form.
 
     at: the queue's position in the file; None for a new queue.
@@ -484,11 +484,11 @@ class Form:
     rows: the queues."""
 
     values: Mapping[str, str]
-    rows: tuple[Row, ...]
+    rows: tuple[FormRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FormFinding:
     """A fault in a submitted form, or advice on it.
 
     field: the name of the field that the finding concerns, "" for no single field.
@@ -521,8 +521,8 @@ class Draft:
     text: str
     edited: bool
     policy: Policy | None
-    faults: tuple[Finding, ...] = ()
-    advice: tuple[Finding, ...] = ()
+    faults: tuple[FormFinding, ...] = ()
+    advice: tuple[FormFinding, ...] = ()
 
     @property
     def sound(self) -> bool:
@@ -552,7 +552,7 @@ def form_of(standing: PolicyText) -> Form:
     """Return the form with the file's values. A missing key is an empty field."""
     values = {each.name: shown(each, look(standing.data, each.path)) for each in scalars()}
     rows = tuple(
-        Row(at, {each.name: shown(each, queue.get(each.name)) for each in QUEUE})
+        FormRow(at, {each.name: shown(each, queue.get(each.name)) for each in QUEUE})
         for at, queue in enumerate(standing.queues)
     )
     return Form(values, rows)
@@ -573,7 +573,7 @@ def form_from(sent: Mapping[str, Sequence[str]]) -> Form:
         if at and not _WHOLE.fullmatch(at):
             raise ValueError(f"{head}at: {at[:40]!r} is not a number")
         rows.append(
-            Row(
+            FormRow(
                 int(at) if at else None,
                 {each.name: _sent(sent, head + each.name) for each in QUEUE},
                 bool(_sent(sent, head + "gone")),
@@ -584,7 +584,7 @@ def form_from(sent: Mapping[str, Sequence[str]]) -> Form:
 
 def with_new_row(form: Form) -> Form:
     """Return the form with an empty queue added at the end."""
-    return Form(form.values, (*form.rows, Row(None, {each.name: "" for each in QUEUE})))
+    return Form(form.values, (*form.rows, FormRow(None, {each.name: "" for each in QUEUE})))
 
 
 def draft(standing: PolicyText, form: Form, capacity: float | None = None) -> Draft:
@@ -608,13 +608,13 @@ def draft(standing: PolicyText, form: Form, capacity: float | None = None) -> Dr
         found = tuple(policies.faults_beyond_model(policy))
     if policy is None or found:
         faults = tuple(
-            Finding(name, document.place(path), unread.get(name, message), ".".join(map(str, path)))
+            FormFinding(name, document.place(path), unread.get(name, message), ".".join(map(str, path)))
             for path, message in found
             for name in [_field(path, numbers)]
         )
         return Draft(text, edited, None, faults)
     advice = tuple(
-        Finding(_field(each.path, numbers), document.place(each.path), each.message)
+        FormFinding(_field(each.path, numbers), document.place(each.path), each.message)
         for each in policies.advice(policy, capacity)
     )
     return Draft(text, edited, policy, (), advice)
@@ -654,7 +654,7 @@ def _revision(standing: PolicyText, form: Form) -> tuple[Revision, tuple[int, ..
             for each in QUEUE
             if row.values[each.name] != shown(each, base.get(each.name))
         }
-        entries.append(Entry(row.at, changed))
+        entries.append(ChangedQueue(row.at, changed))
         numbers.append(number)
     return Revision(values, tuple(entries)), tuple(numbers)
 

@@ -16,11 +16,11 @@ from fairshare.core.queues_and_weights import PolicyTree
 from fairshare.explain.what_if_simulation import Comparison
 from fairshare.laws.weight_calculation import static_parts
 from fairshare.web import policy_form, queue_pages
-from fairshare.web.page_authentication import Refusal
-from fairshare.web.page_routing import Page, PagesApp, RequestContext, link, redirect
-from fairshare.web.policy_form import QUEUE, Draft, Finding, Form, PolicyText
-from fairshare.web.svg_plots import Line, bullet, over_time
-from fairshare.web.what_if_worker import MOST_DAYS, Busy, PreviewOrder
+from fairshare.web.page_authentication import PageRefusal
+from fairshare.web.page_routing import PageRoute, PagesApp, RequestContext, link, redirect
+from fairshare.web.policy_form import QUEUE, Draft, Form, FormFinding, PolicyText
+from fairshare.web.svg_plots import PlotLine, bullet, over_time
+from fairshare.web.what_if_worker import MOST_DAYS, PreviewOrder, PreviewRunning
 from gputally.base.units import MS_PER_DAY
 from gputally.base.yaml_file import FileFault, parse
 
@@ -62,7 +62,7 @@ def check(request: RequestContext) -> Response:
     )
 
 
-def _findings_json(findings: Sequence[Finding]) -> list[dict[str, str]]:
+def _findings_json(findings: Sequence[FormFinding]) -> list[dict[str, str]]:
     return [
         {"field": each.field, "place": each.place, "text": each.beside, "sentence": each.sentence} for each in findings
     ]
@@ -80,13 +80,13 @@ def preview(request: RequestContext) -> Response:
     text, policy = _sent_policy(request)
     days = request.field("days")
     if not days.isascii() or not days.isdigit() or not 1 <= int(days) <= MOST_DAYS:
-        raise Refusal(422, "How many days?", f"choose 1 to {MOST_DAYS} days for the preview")
+        raise PageRefusal(422, "How many days?", f"choose 1 to {MOST_DAYS} days for the preview")
     order = PreviewOrder(request.app.snapshot().policy, policy, int(days), request.context.clock.wall_ms())
     try:
         key = request.context.previews.start(order, text, edited=request.field("edited") != "no")
-    except Busy as busy:
+    except PreviewRunning as busy:
         running = request.context.previews.running()
-        raise Refusal(
+        raise PageRefusal(
             409, "One at a time", f"{busy}: {link('/shares/preview/', running)}" if running else str(busy)
         ) from busy
     return redirect(link("/shares/preview/", key))
@@ -97,13 +97,13 @@ def preview_page(request: RequestContext) -> Response:
     key, _, more = request.rest.partition("/")
     preview = request.context.previews.get(key)
     if preview is None:
-        raise Refusal(
+        raise PageRefusal(
             404, "No such preview", "another replica made this preview, or newer previews replaced it: start a new one"
         )
     if more == "state":
         return JSONResponse({"state": preview.state, "part": round(preview.part, 3), "doing": preview.doing})
     if more:
-        raise Refusal(404, "No such page", "there is no page at this address")
+        raise PageRefusal(404, "No such page", "there is no page at this address")
     standing = _standing(request.app)
     return request.page(
         "preview.html", "/shares/policy", key=key, preview=preview,
@@ -122,26 +122,26 @@ def apply(request: RequestContext) -> Response:
     """Answer POST `/policy/apply`: write the file, if the operator allows it and the file is unchanged."""
     text, policy = _sent_policy(request)
     if not request.context.location.writable:
-        raise Refusal(403, "Not allowed here", "the pages may not write the policy: commit the file instead")
+        raise PageRefusal(403, "Not allowed here", "the pages may not write the policy: commit the file instead")
     before = _in_file(request.app)
     try:
         request.context.location.write(text, request.field("base"))
     except PolicyFileChanged as error:
-        raise Refusal(409, "Changed meanwhile", str(error)) from error
+        raise PageRefusal(409, "Changed meanwhile", str(error)) from error
     except PolicyNotWritten as error:
-        raise Refusal(500, "The policy could not be written", str(error)) from error
+        raise PageRefusal(500, "The policy could not be written", str(error)) from error
     version = before.version() if before is not None else "faulty"
     request.context.applied(request.caller.principal.name, before, policy)
     return request.page("applied.html", "/shares/policy", before=version, version=policy.version())
 
 
 def _standing(app: PagesApp) -> PolicyText:
-    """Return the present policy file. Raises Refusal."""
+    """Return the present policy file. Raises PageRefusal."""
     try:
         text = app.context.location.read()
         return PolicyText.of(text, app.context.location.name)
     except (PolicyNotWritten, FileFault) as error:
-        raise Refusal(503, "The policy file cannot be read", str(error)) from error
+        raise PageRefusal(503, "The policy file cannot be read", str(error)) from error
 
 
 def _in_file(app: PagesApp) -> Policy | None:
@@ -156,7 +156,7 @@ def _sent_form(request: RequestContext) -> Form:
     try:
         return policy_form.form_from(request.form)
     except ValueError as error:
-        raise Refusal(400, "Not a valid form", str(error)) from error
+        raise PageRefusal(400, "Not a valid form", str(error)) from error
 
 
 def _draft(app: PagesApp, standing: PolicyText, form: Form) -> Draft:
@@ -164,16 +164,16 @@ def _draft(app: PagesApp, standing: PolicyText, form: Form) -> Draft:
     try:
         return policy_form.draft(standing, form, snapshot.gpus if snapshot is not None else None)
     except ValueError as error:
-        raise Refusal(409, "The file has changed", str(error)) from error
+        raise PageRefusal(409, "The file has changed", str(error)) from error
 
 
 def _sent_policy(request: RequestContext) -> tuple[str, Policy]:
-    """Return the policy file that the review and the preview send back in a hidden field. Raises Refusal."""
+    """Return the policy file that the review and the preview send back in a hidden field. Raises PageRefusal."""
     text = request.field("text").replace("\r\n", "\n")
     try:
         return text, policy_of_document(parse(text, request.context.location.name))
     except FileFault as fault:
-        raise Refusal(422, "This policy is faulty", str(fault)) from fault
+        raise PageRefusal(422, "This policy is faulty", str(fault)) from fault
 
 
 def _form_page(
@@ -236,9 +236,9 @@ def _plots(result: Comparison) -> list[dict[str, Any]]:
             "svg": over_time(
                 f"{row.queue}: mean GPUs a day",
                 [
-                    Line("held", "as it was", _daily_means(result, row.queue, "had"), area=True),
-                    Line("now", "present policy, replayed", _daily_means(result, row.queue, "now")),
-                    Line("then", "draft, replayed", _daily_means(result, row.queue, "then")),
+                    PlotLine("held", "as it was", _daily_means(result, row.queue, "had"), area=True),
+                    PlotLine("now", "present policy, replayed", _daily_means(result, row.queue, "now")),
+                    PlotLine("then", "draft, replayed", _daily_means(result, row.queue, "then")),
                 ],
                 result.start_ms,
                 result.end_ms,
@@ -259,17 +259,17 @@ def _daily_means(result: Comparison, queue: str, case: str) -> list[tuple[float,
 
 
 ROUTES = (
-    Page("GET", "/shares", "read", queue_pages.shares, for_teams=True),
-    Page("GET", "/shares/queue/", "read", queue_pages.queue, for_teams=True),
-    Page("GET", "/shares/decisions", "read", queue_pages.decisions),
-    Page("GET", "/shares/decision", "read", queue_pages.decision),
-    Page("GET", "/shares/policy", "read", form),
-    Page("GET", "/shares/preview/", "read", preview_page),
-    Page("POST", "/shares/policy", "policy", submit),
-    Page("POST", "/shares/policy/check", "policy", check),
-    Page("POST", "/shares/policy/file", "policy", file),
-    Page("POST", "/shares/policy/preview", "policy", preview),
-    Page("POST", "/shares/policy/apply", "policy", apply),
-    Page("POST", "/shares/preview/", "policy", cancel),
+    PageRoute("GET", "/shares", "read", queue_pages.shares, for_teams=True),
+    PageRoute("GET", "/shares/queue/", "read", queue_pages.queue, for_teams=True),
+    PageRoute("GET", "/shares/decisions", "read", queue_pages.decisions),
+    PageRoute("GET", "/shares/decision", "read", queue_pages.decision),
+    PageRoute("GET", "/shares/policy", "read", form),
+    PageRoute("GET", "/shares/preview/", "read", preview_page),
+    PageRoute("POST", "/shares/policy", "policy", submit),
+    PageRoute("POST", "/shares/policy/check", "policy", check),
+    PageRoute("POST", "/shares/policy/file", "policy", file),
+    PageRoute("POST", "/shares/policy/preview", "policy", preview),
+    PageRoute("POST", "/shares/policy/apply", "policy", apply),
+    PageRoute("POST", "/shares/preview/", "policy", cancel),
 )
 """The routes of all pages of the controller."""

@@ -45,7 +45,7 @@ ByHour = Mapping[int, int]
 """GPU-microseconds held in an hour, by the beginning of the hour (milliseconds UTC)."""
 
 
-class History:
+class QueueHistory:
     """Queries the accountant for usage and decisions, and caches usage. Thread-safe.
 
     While the accountant hangs, a few pages wait for it, and the others are told so after a moment."""
@@ -160,7 +160,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class LastCycle:
     """The last cycle and its policy."""
 
     report: CycleReport
@@ -177,14 +177,14 @@ class ReportCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._snapshot: Snapshot | None = None
+        self._snapshot: LastCycle | None = None
         self._samples: dict[tuple[str, str], deque[Sample]] = {}
         self._decisions: deque[Decision] = deque(maxlen=MOST_DECISIONS)
 
     def observe(self, report: CycleReport, policy: Policy) -> None:
         """Keep the report of a cycle. The controller calls this after every cycle."""
         with self._lock:
-            self._snapshot = Snapshot(report, policy)
+            self._snapshot = LastCycle(report, policy)
             self._decisions.extend(report.decisions)
             known = {queue.name for queue in policy.queues}
             for target in report.targets:
@@ -198,7 +198,7 @@ class ReportCache:
             for gone in [key for key in self._samples if key[1] not in known]:
                 del self._samples[gone]
 
-    def now(self) -> Snapshot | None:
+    def now(self) -> LastCycle | None:
         """Return the last cycle; None before the first cycle has ended."""
         with self._lock:
             return self._snapshot

@@ -16,17 +16,17 @@ from starlette.responses import Response
 
 from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy, UsageWindow
-from fairshare.controller.cycle_report import CycleReport, Outcome, TargetReport
+from fairshare.controller.cycle_report import CycleReport, TargetReport, WriteOutcome
 from fairshare.controller.policy_difference import duration_text
 from fairshare.core.queues_and_weights import Condition, PolicyTree, Standing, Weight
 from fairshare.explain.queue_and_pod_explanation import QueueAccount, explain_queue
 from fairshare.explain.weight_change_causes import change_table, with_change
 from fairshare.laws.weight_calculation import static_parts
 from fairshare.web import queue_history, svg_plots
-from fairshare.web.page_authentication import Refusal
+from fairshare.web.page_authentication import PageRefusal
 from fairshare.web.page_routing import RequestContext, link
-from fairshare.web.queue_history import Snapshot
-from fairshare.web.svg_plots import Line
+from fairshare.web.queue_history import LastCycle
+from fairshare.web.svg_plots import PlotLine
 from gputally.base.errors import AccountantUnavailable
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 
@@ -132,7 +132,7 @@ def _state(
     report: CycleReport,
     target: TargetReport,
     weight: Weight | None,
-    outcome: Outcome | None,
+    outcome: WriteOutcome | None,
     standing: Standing | None,
 ) -> tuple[State, str]:
     if report.hold is not None:
@@ -199,7 +199,7 @@ def queue(request: RequestContext) -> Response:
     own = _own(request, policy)
     if name not in (PolicyTree(policy).queues if own is None else own):
         owner = "the policy in force has" if own is None else "your teams have"
-        raise Refusal(404, "No such queue", f"{owner} no queue {name[:200]!r}")
+        raise PageRefusal(404, "No such queue", f"{owner} no queue {name[:200]!r}")
     hours = min(policy.window.size // 3600, queue_history.MOST_HOURS) or 1
     end_ms = request.context.clock.wall_ms() // MS_PER_HOUR * MS_PER_HOUR
     start_ms = end_ms - hours * MS_PER_HOUR
@@ -217,16 +217,16 @@ def queue(request: RequestContext) -> Response:
         samples = request.context.reports.samples(target.name, name)
         entitled = row.entitled * target.gpus
         lines = [
-            Line("held", "held, by the ledger", held, area=True, steps=True),
-            Line("due", "due in each cycle", [(each.at_ms, each.due) for each in samples], steps=True),
-            Line(
+            PlotLine("held", "held, by the ledger", held, area=True, steps=True),
+            PlotLine("due", "due in each cycle", [(each.at_ms, each.due) for each in samples], steps=True),
+            PlotLine(
                 "entitled", "entitled if all request", [(start_ms, entitled), (end_ms, entitled)] if target.gpus else []
             ),
         ]
         weights = [(float(each.at_ms), each.weight) for each in samples if each.weight is not None]
         weight_plot = ""
         if len(weights) > 1:
-            title, line = f"{name} at {target.name}: weight", Line("due", "weight", weights, steps=True)
+            title, line = f"{name} at {target.name}: weight", PlotLine("due", "weight", weights, steps=True)
             weight_plot = svg_plots.over_time(title, [line], start_ms, end_ms, "", height=150)
         plot = svg_plots.over_time(f"{name} at {target.name}: GPUs", lines, start_ms, end_ms)
         panels.append({"target": target, "row": row, "plot": plot, "weights": weight_plot})
@@ -259,7 +259,7 @@ def decision(request: RequestContext) -> Response:
     """Answer `/decision?id=&at=`: every input of a decision, and its arithmetic in words."""
     id, at = request.parameter("id")[:500], request.parameter("at")
     if not at.isascii() or not at.isdigit() or len(at) > 15:
-        raise Refusal(404, "No such decision", "the address needs the decision's time in milliseconds as `at`")
+        raise PageRefusal(404, "No such decision", "the address needs the decision's time in milliseconds as `at`")
     missing, change = "", None
     try:
         one, same_cycle = request.context.history.decision(id, int(at))
@@ -269,7 +269,9 @@ def decision(request: RequestContext) -> Response:
         same_cycle = tuple(each for each in request.context.reports.decisions() if each.at_ms == int(at))
         one = next((each for each in same_cycle if each.id == id), None)
     if one is None:
-        raise Refusal(404, "No such decision", missing or "the accountant has no decision with this id at this time")
+        raise PageRefusal(
+            404, "No such decision", missing or "the accountant has no decision with this id at this time"
+        )
     told = decision_text.decision_text(with_change(one, change), same_cycle)
     if change is not None and one.value is not None:
         told = replace(told, grids=(change_table(change, one.value), *told.grids))
@@ -293,7 +295,7 @@ def _own(request: RequestContext, policy: Policy) -> frozenset[str] | None:
     return None if request.caller.teams is None else owned(policy, request.caller.teams)
 
 
-def _targets(snapshot: Snapshot, own: frozenset[str] | None) -> tuple[TargetView, ...]:
+def _targets(snapshot: LastCycle, own: frozenset[str] | None) -> tuple[TargetView, ...]:
     views = targets(snapshot.policy, snapshot.report)
     return views if own is None else tuple(part(view, own) for view in views)
 

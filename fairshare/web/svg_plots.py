@@ -31,7 +31,7 @@ _STEPS_MS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PlotLine:
     """One line of a plot.
 
     css: the CSS class.
@@ -69,7 +69,7 @@ def bullet(name: str, used: float | None, entitled: float, top: float) -> str:
 
 
 def over_time(
-    name: str, lines: Sequence[Line], start_ms: int, end_ms: int, unit: str = "GPUs", *, height: int = _HEIGHT
+    name: str, lines: Sequence[PlotLine], start_ms: int, end_ms: int, unit: str = "GPUs", *, height: int = _HEIGHT
 ) -> str:
     """Draw lines over [start_ms, end_ms), on an axis from zero. name: the chart's title, unique on the page."""
     highest = max((value for line in lines for _, value in line.points), default=0.0)
@@ -149,7 +149,7 @@ def _stepped(points: Points, end_ms: int) -> list[tuple[float, float]]:
     return corners
 
 
-def _described(line: Line, unit: str) -> str:
+def _described(line: PlotLine, unit: str) -> str:
     values = [value for _, value in line.points]
     if not values:
         return f"{line.name}: no values"

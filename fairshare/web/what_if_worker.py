@@ -34,7 +34,7 @@ ProgressCallback = Callable[[float, str], None]
 """Called with the finished part (0..1) and the name of the present step."""
 
 
-class Busy(Exception):
+class PreviewRunning(Exception):
     """Another preview is running."""
 
 
@@ -93,7 +93,7 @@ class Previews:
         self._stops: dict[str, threading.Event] = {}
 
     def start(self, order: PreviewOrder, text: str, *, edited: bool) -> str:
-        """Start a preview and return its key. Raises Busy.
+        """Start a preview and return its key. Raises PreviewRunning.
 
         A preview that is running or has succeeded is not made again."""
         key = order.key
@@ -102,7 +102,7 @@ class Previews:
             if known is not None and known.state in ("running", "done"):
                 return key
             if self._stops:
-                raise Busy("another preview is running; wait for it, or stop it on its page")
+                raise PreviewRunning("another preview is running; wait for it, or stop it on its page")
             self._known[key] = Preview(order, text, edited)
             stop = self._stops[key] = threading.Event()
         threading.Thread(target=self._make, args=(key, order, stop), name="fairshare-preview", daemon=True).start()
@@ -172,7 +172,7 @@ class PreviewFailed(FairshareError):
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class PreviewWorker:
     """Makes a preview (`Work`) in a separate process.
 
     client: creates the client of the accountant in the process.

@@ -26,7 +26,7 @@ from gputally.advise.autoscaling_spot_and_sharing import (
     HOURS,
     ModelUse,
     NodeHour,
-    Pool,
+    NodePool,
     PoolAdvice,
     RestartAssumptions,
     SharingAdvice,
@@ -115,10 +115,10 @@ class AdviceQueries:
         span = self.window.start_ms, self.window.end_ms
         places = self._client.usage(*span, (*_PLACE, "node"))
         places["all"] = places[list(_UP)].sum(axis=1)
-        of_node: dict[tuple[str, str], Pool] = {}
+        of_node: dict[tuple[str, str], NodePool] = {}
         for row in places.sort_values("all", kind="stable")[[*_PLACE, "node"]].itertuples(index=False, name=None):
             cluster, pool, model, region, capacity, node = map(str, row)
-            of_node[cluster, node] = Pool(cluster, pool or model, model, region, capacity, bool(pool))
+            of_node[cluster, node] = NodePool(cluster, pool or model, model, region, capacity, bool(pool))
         frame = self._client.usage(*span, ("cluster", "node", "hour"), timezone=self.window.timezone)
         frame["up"], frame["held"] = frame[list(_UP)].sum(axis=1), frame[list(_HELD)].sum(axis=1)
         hourly = frame[["cluster", "node", "hour", "up", "held"]].itertuples(index=False, name=None)
@@ -128,10 +128,10 @@ class AdviceQueries:
         ]
         return node_hours, self._known(frame.attrs["coverage"])
 
-    def prices(self, pools: Sequence[Pool]) -> dict[Pool, Decimal | None]:
+    def prices(self, pools: Sequence[NodePool]) -> dict[NodePool, Decimal | None]:
         """Return the price of a GPU-hour at the end of the window for each pool; None if there is no price."""
         book = self._price_book
-        prices: dict[Pool, Decimal | None] = {}
+        prices: dict[NodePool, Decimal | None] = {}
         for pool in pools:
             name = pool.name if pool.named else ""
             row = (

@@ -61,7 +61,7 @@ HOURS = 24
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Pool:
+class NodePool:
     """A node pool.
 
     name: the pool's name in the inventory, or the GPU model if the inventory has no pool of the nodes.
@@ -87,7 +87,7 @@ class NodeHour:
     up_us: GPU-µs of capacity that was up.
     held_us: GPU-µs of this capacity that were held."""
 
-    pool: Pool
+    pool: NodePool
     node: str
     hour: str
     up_us: int
@@ -112,7 +112,7 @@ class PoolAdvice:
     unit_price: the price of a GPU-hour; None without one.
     saving: the cost of the surplus; None without a price."""
 
-    pool: Pool
+    pool: NodePool
     gpus_per_node: int
     nodes_now: int
     min_nodes: int
@@ -133,7 +133,7 @@ class PoolAdvice:
 def pool_advice(
     rows: Iterable[NodeHour],
     lengths: Mapping[str, int],
-    prices: Mapping[Pool, Decimal | None],
+    prices: Mapping[NodePool, Decimal | None],
     threshold: float = THRESHOLD,
 ) -> tuple[PoolAdvice, ...]:
     """Compute the advice for each pool, sorted by pool.
@@ -146,7 +146,7 @@ def pool_advice(
     if not 0 < threshold <= 1:
         raise ValueError(f"the threshold must be above 0 and at most 1, not {threshold}")
     whole = {hour: ms for hour, ms in lengths.items() if ms >= US_PER_HOUR // US_PER_MS}
-    by_pool: dict[Pool, list[NodeHour]] = {}
+    by_pool: dict[NodePool, list[NodeHour]] = {}
     for row in rows:
         if row.hour in whole and row.up_us > 0:
             by_pool.setdefault(row.pool, []).append(row)
@@ -156,7 +156,7 @@ def pool_advice(
 
 
 def _advice_for_pool(
-    pool: Pool, rows: Sequence[NodeHour], lengths: Mapping[str, int], price: Decimal | None, threshold: float
+    pool: NodePool, rows: Sequence[NodeHour], lengths: Mapping[str, int], price: Decimal | None, threshold: float
 ) -> PoolAdvice:
     shapes = _shapes(rows, lengths)
     per_node = shapes[-1]

@@ -85,7 +85,7 @@ class AccountantConnection:
         self._token_file = token_file
         self._timeout_s, self._proxies, self._transport = timeout_s, proxies, transport
         self._most_bytes = most_bytes
-        self._reused: http_calls.Client | None = None
+        self._reused: http_calls.DeadlineClient | None = None
 
     def __enter__(self) -> Self:
         self._reused = self._connection()
@@ -172,7 +172,7 @@ class AccountantConnection:
             raise Unanswered(f"{self.url}: the answer is larger than {self._most_bytes} bytes")
         return content
 
-    def _connection(self) -> http_calls.Client:
+    def _connection(self) -> http_calls.DeadlineClient:
         return http_calls.client(self._tls, self._timeout_s, transport=self._transport, proxies=self._proxies)
 
     def _authorization(self) -> dict[str, str]:

@@ -58,13 +58,13 @@ class NotFound(ClusterError):
     reason = "NotFound"
 
 
-class Refused(ClusterError):
+class ClusterRefused(ClusterError):
     """The API server or a webhook refused the request as invalid, forbidden or unauthorized. Retrying does not help."""
 
     reason = "Refused"
 
 
-class Unavailable(ClusterError):
+class ClusterUnavailable(ClusterError):
     """The API server did not answer or failed temporarily (time-out, 429, 5xx, a webhook that is down). Retry later.
 
     retry_after_s: the server's Retry-After in seconds; None if it sent none."""
@@ -76,13 +76,13 @@ class Unavailable(ClusterError):
         self.retry_after_s = retry_after_s
 
 
-class VersionGone(Unavailable):
+class VersionGone(ClusterUnavailable):
     """The requested resource version is too old. Start the watch or the paged list again."""
 
     reason = "Gone"
 
 
-class Blocked(Unavailable):
+class Blocked(ClusterUnavailable):
     """A PodDisruptionBudget allows no eviction at present."""
 
     reason = "Blocked"

@@ -78,7 +78,7 @@ def client(
     head_s: float | None = None,
     transport: httpx2.BaseTransport | None = None,
     proxies: bool = True,
-) -> Client:
+) -> DeadlineClient:
     """Return an HTTP client.
 
     timeout_s: time limit of each wait for the server.
@@ -86,10 +86,12 @@ def client(
     transport: replaces the network.
     proxies: True to use the proxies that environment variables name."""
     head_s = PATIENCE * timeout_s if head_s is None else head_s
-    return Client(head_s, timeout=timeout_s, transport=transport, follow_redirects=False, verify=tls, trust_env=proxies)
+    return DeadlineClient(
+        head_s, timeout=timeout_s, transport=transport, follow_redirects=False, verify=tls, trust_env=proxies
+    )
 
 
-class Client(httpx2.Client):
+class DeadlineClient(httpx2.Client):
     """A client whose requests end after `head_s` unless the headers of their answer have arrived. The time limit of a
     socket alone begins anew with every byte."""
 

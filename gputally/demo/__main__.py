@@ -15,7 +15,7 @@ from gputally.base.command_output import OUTPUTS
 from gputally.base.errors import AccountantError, FairshareError
 from gputally.base.units import BUCKET_MS, MS_PER_SECOND
 from gputally.base.untrusted_text import for_terminal
-from gputally.demo.options import DAYS, MOST_DAYS, Options
+from gputally.demo.options import DAYS, MOST_DAYS, DemoOptions
 from gputally.demo.worker_processes import WorkerProcesses, freeze_garbage_collector
 
 _BUCKET_S = BUCKET_MS // MS_PER_SECOND
@@ -63,7 +63,7 @@ def _run(options: argparse.Namespace, processes: WorkerProcesses) -> int:
     from gputally.demo.scenario import build
 
     freeze_garbage_collector()
-    scenario = build(Options(options.days, options.interval, options.seed, options.trace))
+    scenario = build(DemoOptions(options.days, options.interval, options.seed, options.trace))
     console = Terminal(quiet=options.quiet, markup=True, stderr=options.output != "table")
     port = None if options.once else options.port
     return 0 if session.run(scenario, processes, options.to, port, console, options.output) else 1

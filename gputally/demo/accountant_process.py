@@ -25,7 +25,7 @@ from accountant.exports import rendering_process
 from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
 from accountant.ledger.usage import coverage
 from accountant.reports.report_builder import build
-from fairshare.simulator.simulation_model import NodeSpec, OutageBegan, OutageEnded
+from fairshare.simulator.simulation_model import OutageBegan, OutageEnded, SimulatedNodeSpec
 from gputally.base.clock import VirtualClock
 from gputally.base.money import Money
 from gputally.base.units import MS_PER_DAY
@@ -112,7 +112,7 @@ async def _answer(send: Send, status: int, content_type: bytes, body: bytes) -> 
 class SimulatedInventory:
     """An accountant.ledger.protocols.Inventory that the simulation updates when a node goes down or comes back."""
 
-    def __init__(self, nodes: Sequence[NodeSpec], teams: Sequence[str]) -> None:
+    def __init__(self, nodes: Sequence[SimulatedNodeSpec], teams: Sequence[str]) -> None:
         self._nodes = {
             node.name: NodeFacts(
                 cluster=CLUSTER,

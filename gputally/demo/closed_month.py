@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from accountant.core.periods import Month
-from fairshare.simulator.simulation_model import NodeSpec
+from fairshare.simulator.simulation_model import SimulatedNodeSpec
 from gputally.base.units import MS_PER_HOUR
 from gputally.demo.scenario import Scenario
 
@@ -54,7 +54,7 @@ def provider_invoice(scenario: Scenario, month: Month, start_ms: int, end_ms: in
     return {"source": f"provider-{month}.csv", "lines": lines}
 
 
-def _taken_back_ms(scenario: Scenario, node: NodeSpec, start_ms: int, end_ms: int) -> int:
+def _taken_back_ms(scenario: Scenario, node: SimulatedNodeSpec, start_ms: int, end_ms: int) -> int:
     return sum(
         max(0, min(outage.end_ms or end_ms, end_ms) - max(outage.start_ms, start_ms))
         for outage in scenario.outages

@@ -38,7 +38,7 @@ from random import Random
 from accountant.ledger.team_assignment import USER_KEY
 from agent.core.readings import Gpu
 from agent.simulation.simulated_node import A100, H100, MIG_PROFILES, MODELS, make_gpu
-from fairshare.simulator.simulation_model import WHOLE, GpuSpec, Job, JobKind, NodeSpec, Outage
+from fairshare.simulator.simulation_model import WHOLE, GpuSpec, JobKind, Outage, SimulatedJob, SimulatedNodeSpec
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
 
 CLUSTER = "demo"
@@ -52,7 +52,7 @@ REPLICAS = 4
 GEOMETRY = ("3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb")
 
 
-def nodes() -> tuple[NodeSpec, ...]:
+def nodes() -> tuple[SimulatedNodeSpec, ...]:
     """Return the eight nodes, those with H100 first."""
     partitioned = {5: GEOMETRY, 6: GEOMETRY, 7: (SHARED,) * REPLICAS}
     h100 = [_node(f"h100-{n}", H100.name) for n in range(1, 5)]
@@ -60,12 +60,12 @@ def nodes() -> tuple[NodeSpec, ...]:
     return (*h100, *a100, _node("spot-1", A100.name, pool="spot"))
 
 
-def _node(name: str, model: str, shapes: dict[int, tuple[str, ...]] | None = None, pool: str = "") -> NodeSpec:
+def _node(name: str, model: str, shapes: dict[int, tuple[str, ...]] | None = None, pool: str = "") -> SimulatedNodeSpec:
     gpus = (GpuSpec(f"GPU-{name}-{i}", model, (shapes or {}).get(i, (WHOLE,))) for i in range(8))
-    return NodeSpec(name, tuple(gpus), pool or name.split("-")[0])
+    return SimulatedNodeSpec(name, tuple(gpus), pool or name.split("-")[0])
 
 
-def devices(node: NodeSpec) -> tuple[Gpu, ...]:
+def devices(node: SimulatedNodeSpec) -> tuple[Gpu, ...]:
     """Return the node's GPUs as its agent sees them; slot `index` of a partitioned GPU is the MIG instance at
     `index`."""
     models = {model.name: model for model in MODELS.values()}
@@ -223,7 +223,7 @@ _OF_JOB = re.compile(r"[a-z]+-(?P<word>\D+)-(?P<number>\d+)")
 _PROJECTS: dict[JobKind, str] = {"notebook": "exploration", "inference": "serving", "short": "ci"}
 
 
-def labels_of(job: Job) -> dict[str, str]:
+def labels_of(job: SimulatedJob) -> dict[str, str]:
     """Return the labels that the job's pods have: its name and, if it is of one of TEAMS, who runs it, for which
     project, and which cost centre pays."""
     labels = {"app.kubernetes.io/name": job.id}
@@ -242,10 +242,10 @@ SANDBOX = "sandbox"
 """Namespace of a pod that belongs to no queue and no team, because its labels name no queue."""
 
 
-def generate(seed: int, start_ms: int, days: int, whole_gpus: int) -> list[Job]:
+def generate(seed: int, start_ms: int, days: int, whole_gpus: int) -> list[SimulatedJob]:
     """Return all jobs of a run, in the order of their submission."""
     offered = LOAD * whole_gpus * days * 24.0
-    jobs: list[Job] = []
+    jobs: list[SimulatedJob] = []
     for team in TEAMS:
         random = Random(f"{seed}/{team.name}")  # noqa: S311 - the demo must be repeatable
         jobs += _team(random, team, start_ms, days, offered)
@@ -253,14 +253,14 @@ def generate(seed: int, start_ms: int, days: int, whole_gpus: int) -> list[Job]:
     return sorted(jobs, key=lambda job: (job.submit_ms, job.id))
 
 
-def _team(random: Random, team: Team, start_ms: int, days: int, offered_hours: float) -> Iterator[Job]:
+def _team(random: Random, team: Team, start_ms: int, days: int, offered_hours: float) -> Iterator[SimulatedJob]:
     yield from _campaigns(random, team, start_ms, days, offered_hours * team.share)
     yield from _short_pods(random, team, start_ms, days)
     yield from _notebooks(random, team, start_ms, days)
     yield from _services(random, team, start_ms, days)
 
 
-def _campaigns(random: Random, team: Team, start_ms: int, days: int, hours: float) -> Iterator[Job]:
+def _campaigns(random: Random, team: Team, start_ms: int, days: int, hours: float) -> Iterator[SimulatedJob]:
     """Generate training campaigns until the team has wanted its GPU-hours for each gang size. Those that nobody
     submits before the end of the run, because the team waits for GPUs, are left out.
 
@@ -268,7 +268,7 @@ def _campaigns(random: Random, team: Team, start_ms: int, days: int, hours: floa
     end_ms = start_ms + days * MS_PER_DAY
     calendar = _Calendar(team.sprints, start_ms, days)
     parts = sum(part for _, part in team.gangs)
-    campaigns: list[list[Job]] = []
+    campaigns: list[list[SimulatedJob]] = []
     for gpus, part in team.gangs:
         left = hours * part / parts
         while left > 0:
@@ -284,7 +284,7 @@ def _campaigns(random: Random, team: Team, start_ms: int, days: int, hours: floa
                 duration = max(61_003, min(_LONGEST_MS, int(typical * random.lognormvariate(0.0, 0.35))))
                 permille = _permille(utilisation * random.uniform(0.92, 1.04))
                 name = f"{team.name}-{word}-{len(campaigns) + 1:03d}" + (f"-{trial}" if trials > 1 else "")
-                campaign.append(Job(name, team.name, at, gpus, duration, utilisation_permille=permille))
+                campaign.append(SimulatedJob(name, team.name, at, gpus, duration, utilisation_permille=permille))
                 left -= gpus * max(0, min(duration, end_ms - at)) / MS_PER_HOUR
             campaigns.append(campaign)
     patience = _Patience(team)
@@ -309,7 +309,7 @@ class _Patience:
         """The starts of jobs that wait, as (time, GPUs), in a heap."""
         self._waiting = 0
 
-    def submit(self, campaign: Sequence[Job]) -> int:
+    def submit(self, campaign: Sequence[SimulatedJob]) -> int:
         """Return the time at which the first job of the campaign is submitted, and count the campaign as submitted."""
         at_ms = campaign[0].submit_ms
         while self._starts and (self._starts[0][0] <= at_ms or self._waiting > self._gpus * _WAITING):
@@ -325,19 +325,19 @@ class _Patience:
         return at_ms
 
 
-def _short_pods(random: Random, team: Team, start_ms: int, days: int) -> Iterator[Job]:
+def _short_pods(random: Random, team: Team, start_ms: int, days: int) -> Iterator[SimulatedJob]:
     """Generate pods of seconds to a few minutes, each inside one metering interval: smoke tests of a build system."""
     calendar = _Calendar(((0.0, 1.0),), start_ms, days)
     for number in range(team.short_per_day * days):
         duration = int(min(random.lognormvariate(4.1, 0.9), 600.0) * MS_PER_SECOND) + random.randrange(1_000)
         permille = random.randrange(250, 950)
-        yield Job(
+        yield SimulatedJob(
             f"{team.name}-smoke-{number:04d}", team.name, calendar.draw(random), 1, duration, "short",
             utilisation_permille=permille,
         )  # fmt: skip
 
 
-def _notebooks(random: Random, team: Team, start_ms: int, days: int) -> Iterator[Job]:
+def _notebooks(random: Random, team: Team, start_ms: int, days: int) -> Iterator[SimulatedJob]:
     """Generate notebooks, which open in the morning of a working day, are hardly used, and close in the evening. A
     fifth of them runs through the night."""
     for person in range(team.notebooks + team.hoarders):
@@ -350,33 +350,33 @@ def _notebooks(random: Random, team: Team, start_ms: int, days: int) -> Iterator
             opened = morning + int(random.uniform(7.5, 10.5) * MS_PER_HOUR)
             forgotten = random.random() < 0.2
             hours = random.uniform(14.0, 22.0) if forgotten else random.uniform(5.0, 9.5)
-            yield Job(
+            yield SimulatedJob(
                 f"{team.name}-notebook-{person + 1}-{day + 1:02d}", team.name, opened, 1, int(hours * MS_PER_HOUR),
                 "notebook", shape=shape, utilisation_permille=_in_steps(random.choice((0, 8, 28, 41, 70, 182)), shape),
                 preemptible=not hoards,
             )  # fmt: skip
 
 
-def _services(random: Random, team: Team, start_ms: int, days: int) -> Iterator[Job]:
+def _services(random: Random, team: Team, start_ms: int, days: int) -> Iterator[SimulatedJob]:
     """Generate inference services. Each runs for almost a day, and the next one starts a day after its start."""
     for number, (shape, utilisation) in enumerate(team.services):
         for day in range(days):
             at = start_ms + day * MS_PER_DAY + number * 97_000 + random.randrange(1_000)
-            yield Job(
+            yield SimulatedJob(
                 f"{team.name}-serve-{number + 1}-{day + 1:02d}", team.name, at, 1, MS_PER_DAY - 1_000, "inference",
                 shape=shape, utilisation_permille=_in_steps(utilisation + random.randrange(-40, 41), shape),
             )  # fmt: skip
 
 
-def _forgotten(start_ms: int, days: int) -> list[Job]:
+def _forgotten(start_ms: int, days: int) -> list[SimulatedJob]:
     """Generate one pod without a team, for a fifth of the run, and a notebook that does nothing from a day and a half
     before the end."""
     end_ms = start_ms + days * MS_PER_DAY
     at = start_ms + int(days * MS_PER_DAY * 0.3) + 13_579
     opened_ms = max(start_ms, end_ms - _LEFT_OPEN_MS) + 24_680
     return [
-        Job("debug-shell", SANDBOX, at, 1, int(days * MS_PER_DAY * 0.2), "notebook", utilisation_permille=15),
-        Job(f"speech-notebook-4-{days + 1:02d}", "speech", opened_ms, 1, _LONGEST_MS, "notebook",
+        SimulatedJob("debug-shell", SANDBOX, at, 1, int(days * MS_PER_DAY * 0.2), "notebook", utilisation_permille=15),
+        SimulatedJob(f"speech-notebook-4-{days + 1:02d}", "speech", opened_ms, 1, _LONGEST_MS, "notebook",
             utilisation_permille=0, preemptible=False),
     ]  # fmt: skip
 

@@ -19,7 +19,7 @@ from fairshare.web.page_authentication import PageAuthentication
 from fairshare.web.page_routing import PageContext, PagesApp
 from fairshare.web.policy_form import policy_text
 from fairshare.web.policy_pages import ROUTES
-from fairshare.web.queue_history import History, ReportCache
+from fairshare.web.queue_history import QueueHistory, ReportCache
 from fairshare.web.what_if_worker import Cancelled, PreviewOrder, Previews, ProgressCallback, compare
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_HOUR, MS_PER_SECOND
@@ -53,7 +53,7 @@ class ControllerPages:
             previews = Previews(self._preview)
             stack.callback(previews.close)
             context = PageContext(
-                self._reports, History(client, clock), previews, _DemoPolicy(file), clock,
+                self._reports, QueueHistory(client, clock), previews, _DemoPolicy(file), clock,
                 MS_PER_HOUR / MS_PER_SECOND, accountant="/",
             )  # fmt: skip
             self.app: ASGIApp = PagesApp(context, PageAuthentication(None), ROUTES).observed()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
-from fairshare.simulator.simulation_model import WHOLE, Event, GpuSpec, NodeSpec, OutageBegan, Started, Stopped
+from fairshare.simulator.simulation_model import WHOLE, Event, GpuSpec, OutageBegan, SimulatedNodeSpec, Started, Stopped
 from gputally.base.apportionment import apportion
 from gputally.base.units import US_PER_MS
 from gputally.demo.cluster_and_workload import SHARED, compute_of
@@ -80,7 +80,7 @@ class GroundTruth:
     """Follows the GPUs of some nodes. Its owner reports the scheduler's events in order, and the spans that no agent
     could meter."""
 
-    def __init__(self, nodes: Sequence[NodeSpec], start_ms: int, interval_ms: int) -> None:
+    def __init__(self, nodes: Sequence[SimulatedNodeSpec], start_ms: int, interval_ms: int) -> None:
         self._interval_ms = interval_ms
         self._nodes = {node.name: [gpu.uuid for gpu in node.gpus] for node in nodes}
         self._gpus = {gpu.uuid: _new_gpu(gpu, start_ms) for node in nodes for gpu in node.gpus}

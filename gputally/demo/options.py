@@ -11,7 +11,7 @@ MOST_DAYS = 366
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DemoOptions:
     """The options of a run. days: None for DAYS, or the length of the trace."""
 
     days: int | None = None

@@ -31,7 +31,7 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.schedulers.kai.kinds import CONFIG, POD_GROUP, QUEUE, SHARD
 from fairshare.simulator.engine_state import QueueState
-from fairshare.simulator.simulation_model import WHOLE, Event, NodeSpec, OutageBegan, OutageEnded
+from fairshare.simulator.simulation_model import WHOLE, Event, OutageBegan, OutageEnded, SimulatedNodeSpec
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR
@@ -56,7 +56,9 @@ NODE_CONTROLLER = "kubelet"
 class ControlPlane:
     """A `MemoryCluster` with the queues, the nodes and KAI's shard."""
 
-    def __init__(self, nodes: Sequence[NodeSpec], policy: Policy, weights: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, nodes: Sequence[SimulatedNodeSpec], policy: Policy, weights: Mapping[str, float] | None = None
+    ) -> None:
         """weights: the present weights of queues; None: those of the policy."""
         self.cluster = MemoryCluster([QUEUE, SHARD, POD_GROUP, CONFIG, NODE, CONFIG_MAP])
         self._nodes = {node.name: node for node in nodes}

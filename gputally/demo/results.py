@@ -55,7 +55,7 @@ class TeamResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DemoCheck:
     """One check of the run. holds: True if it passes. detail: the difference that the check found, or its figures."""
 
     name: str
@@ -82,7 +82,7 @@ class Results:
     started: int
     rejected: int
     evictions: int
-    checks: tuple[Check, ...]
+    checks: tuple[DemoCheck, ...]
     wall_seconds: float
     queues: Mapping[str, Mapping[str, float]]
 
@@ -195,7 +195,7 @@ def _teams(
     )
 
 
-def _checks(pipeline: Pipeline, ledger: LedgerFigures, capacity: int) -> tuple[Check, ...]:
+def _checks(pipeline: Pipeline, ledger: LedgerFigures, capacity: int) -> tuple[DemoCheck, ...]:
     accounts, by_team, rows = ledger.accounts, ledger.by_team, ledger.rows
     truth = pipeline.site_result.totals
     differences = {
@@ -217,16 +217,16 @@ def _checks(pipeline: Pipeline, ledger: LedgerFigures, capacity: int) -> tuple[C
     ]
     closed, resent = pipeline.site_result.closed, pipeline.resent
     return (
-        Check("accounts_add_up_to_capacity", accounts.total == capacity, f"{accounts.total - capacity:+,} µs"),
-        Check(
+        DemoCheck("accounts_add_up_to_capacity", accounts.total == capacity, f"{accounts.total - capacity:+,} µs"),
+        DemoCheck(
             "ledger_equals_truth",
             not differences,
             ", ".join(f"{k} {v:+,} µs" for k, v in differences.items()) or "to the µs",
         ),
-        Check("teams_equal_truth", not different_teams, ", ".join(different_teams) or "to the µs"),
-        Check("every_interval_stored_once", rows["stored"] == closed, f"{rows['stored']:,} of {closed:,}"),
-        Check("duplicates_dropped", rows["duplicate"] == resent, f"{rows['duplicate']:,} of {resent:,} sent twice"),
-        Check("nothing_quarantined", rows["quarantined"] == 0, f"{rows['quarantined']:,}"),
+        DemoCheck("teams_equal_truth", not different_teams, ", ".join(different_teams) or "to the µs"),
+        DemoCheck("every_interval_stored_once", rows["stored"] == closed, f"{rows['stored']:,} of {closed:,}"),
+        DemoCheck("duplicates_dropped", rows["duplicate"] == resent, f"{rows['duplicate']:,} of {resent:,} sent twice"),
+        DemoCheck("nothing_quarantined", rows["quarantined"] == 0, f"{rows['quarantined']:,}"),
     )
 
 

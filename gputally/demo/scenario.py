@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from accountant.wire.policy_models import Bounds, Budget, KaiTarget, Policy, QueuePolicy, Targets, WindowSpec
-from fairshare.core.queues_and_weights import Claim
+from fairshare.core.queues_and_weights import QueueClaim
 from fairshare.simulator import job_traces
 from fairshare.simulator.job_traces import teams_of
 from fairshare.simulator.scheduler_engine import ClusterSimulation
-from fairshare.simulator.simulation_model import WHOLE, Job, NodeSpec, Outage
+from fairshare.simulator.simulation_model import WHOLE, Outage, SimulatedJob, SimulatedNodeSpec
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from gputally.demo import cluster_and_workload
 from gputally.demo.cluster_and_workload import TEAMS, FaultPlan
 from gputally.demo.ground_truth import GroundTruth, TrueTotals
-from gputally.demo.options import DAYS, MOST_DAYS, Options
+from gputally.demo.options import DAYS, MOST_DAYS, DemoOptions
 
 WINDOW_S = 7 * MS_PER_DAY // 1000
 K = 5.0
@@ -47,10 +47,11 @@ def equal_policy(teams: Sequence[str], gpus: int) -> Policy:
     return _policy([(team, float(gpus // (4 * len(teams))), 1.0) for team in sorted(teams)])
 
 
-def claims(policy: Policy) -> tuple[Claim, ...]:
+def claims(policy: Policy) -> tuple[QueueClaim, ...]:
     """Return the queues as the scheduler has them before the controller publishes a weight."""
     return tuple(
-        Claim(q.name, 0.0, q.deserved, q.limit, q.weight, priority=q.priority, parent=q.parent) for q in policy.queues
+        QueueClaim(q.name, 0.0, q.deserved, q.limit, q.weight, priority=q.priority, parent=q.parent)
+        for q in policy.queues
     )
 
 
@@ -83,9 +84,9 @@ class Scenario:
     start_ms: int
     days: int
     interval_s: int
-    nodes: tuple[NodeSpec, ...]
+    nodes: tuple[SimulatedNodeSpec, ...]
     policy: Policy
-    jobs: tuple[Job, ...]
+    jobs: tuple[SimulatedJob, ...]
     outages: tuple[Outage, ...]
     faults: FaultPlan
 
@@ -98,7 +99,7 @@ class Scenario:
         return ClusterSimulation(self.nodes, claims(self.policy), self.jobs, outages=self.outages)
 
 
-def build(options: Options) -> Scenario:
+def build(options: DemoOptions) -> Scenario:
     """Build the scenario. Raises fairshare.simulator.job_traces.TraceError for a trace that cannot be replayed."""
     nodes = cluster_and_workload.nodes()
     if options.trace is None:
@@ -130,7 +131,7 @@ def build(options: Options) -> Scenario:
     )
 
 
-def whole_gpus(nodes: tuple[NodeSpec, ...]) -> int:
+def whole_gpus(nodes: tuple[SimulatedNodeSpec, ...]) -> int:
     """Return the number of GPUs that are allocated whole."""
     return sum(gpu.shapes == (WHOLE,) for node in nodes for gpu in node.gpus)
 

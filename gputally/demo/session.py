@@ -18,7 +18,7 @@ from gputally.demo import results as summary
 from gputally.demo.pipeline import Pipeline
 from gputally.demo.results import Results, collect
 from gputally.demo.scenario import Scenario
-from gputally.demo.worker_processes import NICE, Worker, WorkerProcesses, encode_call
+from gputally.demo.worker_processes import NICE, WorkerProcess, WorkerProcesses, encode_call
 
 BASELINE = "gputally.demo.scenario:Baseline"
 _REFRESH_PER_S = 2
@@ -33,7 +33,7 @@ def simulate(scenario: Scenario, pipeline: Pipeline, console: Console, folder: P
     weights. On return, the accountant has begun to write its files into `folder`."""
     began = time.monotonic()
     with (
-        closing(Worker("the run under static weights", BASELINE, nice=2 * NICE)) as static,
+        closing(WorkerProcess("the run under static weights", BASELINE, nice=2 * NICE)) as static,
         _progress(console) as progress,
     ):
         static.start(scenario)

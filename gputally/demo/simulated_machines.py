@@ -33,11 +33,11 @@ from agent.wire import Holder, Owner, PodFacts
 from fairshare.simulator.simulation_model import (
     WHOLE,
     Event,
-    Job,
     JobKind,
-    NodeSpec,
     OutageBegan,
     OutageEnded,
+    SimulatedJob,
+    SimulatedNodeSpec,
     Slot,
     Started,
     Stopped,
@@ -62,7 +62,7 @@ _MEMORY_MIB = 80_000
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class SimulatedHolding:
     """A GPU, or a part of one, that a pod holds. utilisation_ppm: utilisation of the GPU, or of its MIG instance."""
 
     allocation: Allocation
@@ -71,15 +71,15 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class SimulatedPod:
     """A pod on one node, with the GPUs that it holds."""
 
     node: str
     facts: PodFacts
-    claims: tuple[Claim, ...]
+    claims: tuple[SimulatedHolding, ...]
 
 
-def pod_uid(job: Job, attempt: int, node: str) -> str:
+def pod_uid(job: SimulatedJob, attempt: int, node: str) -> str:
     """Return the uid of a job's pod on a node. It differs for every attempt, because a rescheduled pod is a new pod."""
     return _uid(f"{job.id}/{attempt}/{node}")
 
@@ -92,7 +92,7 @@ def _uid(name: str) -> str:
 
 def pods_of(
     start: Started, mig_uuids: dict[Slot, str], queued: frozenset[str], here: Container[str]
-) -> tuple[Pod, ...]:
+) -> tuple[SimulatedPod, ...]:
     """Return the pods of a started gang on the nodes in `here`.
 
     mig_uuids: the MIG instance of each slot that has one.
@@ -109,7 +109,7 @@ def pods_of(
 
 def _pod(
     start: Started, rank: int, node: str, slots: list[Slot], mig_uuids: dict[Slot, str], queued: frozenset[str]
-) -> Pod:
+) -> SimulatedPod:
     job = start.job
     uid = pod_uid(job, start.attempt, node)
     kind = _WORKLOAD[job.kind]
@@ -133,16 +133,16 @@ def _pod(
         observed_ms=start.at_ms,
     )
     holder = Holder("pod", uid, namespace, name, "main")
-    return Pod(node, facts, tuple(_claim(holder, slot, job, mig_uuids.get(slot, "")) for slot in slots))
+    return SimulatedPod(node, facts, tuple(_claim(holder, slot, job, mig_uuids.get(slot, "")) for slot in slots))
 
 
-def _claim(holder: Holder, slot: Slot, job: Job, mig_uuid: str) -> Claim:
+def _claim(holder: Holder, slot: Slot, job: SimulatedJob, mig_uuid: str) -> SimulatedHolding:
     ppm = job.utilisation_permille * 1_000
     memory = _MEMORY_MIB // 3 + job.utilisation_permille * _MEMORY_MIB // 2_000
     if slot.flavour.shape == SHARED:
         allocation = Allocation(slot.gpu, holder, sharing="time-slicing", sharing_replicas=REPLICAS)
-        return Claim(allocation, ppm // REPLICAS, memory // REPLICAS)
-    return Claim(Allocation(slot.gpu, holder, mig_uuid=mig_uuid), ppm, memory // 8 if mig_uuid else memory)
+        return SimulatedHolding(allocation, ppm // REPLICAS, memory // REPLICAS)
+    return SimulatedHolding(Allocation(slot.gpu, holder, mig_uuid=mig_uuid), ppm, memory // 8 if mig_uuid else memory)
 
 
 def _resource(shape: str) -> str:
@@ -151,7 +151,7 @@ def _resource(shape: str) -> str:
     return "nvidia.com/gpu.shared" if shape == SHARED else f"nvidia.com/mig-{shape}"
 
 
-class Machine:
+class SimulatedMachine:
     """A machine with an agent. It is off until `boot`.
 
     node: the simulated hardware and kubelet.
@@ -162,7 +162,7 @@ class Machine:
 
     def __init__(
         self,
-        spec: NodeSpec,
+        spec: SimulatedNodeSpec,
         folder: Path,
         url: str,
         interval_s: int,
@@ -248,7 +248,7 @@ class Machine:
             self._outbox.close()
         self._agent = self._uploader = self._outbox = None
 
-    def start_pod(self, at_ms: int, pod: Pod) -> None:
+    def start_pod(self, at_ms: int, pod: SimulatedPod) -> None:
         """Give the pod its devices, as the kubelet does."""
         for claim in pod.claims:
             self.node.place(at_ms, claim.allocation, claim.utilisation_ppm, claim.memory_mib, pod.facts)
@@ -297,10 +297,10 @@ class AgentSite:
         self._queued = config.queues
         self._sample_ms = 2 * config.interval_s * 1000
         self._truth = GroundTruth(config.nodes, config.start_ms, config.interval_s * 1000)
-        self._machines: dict[str, Machine] = {}
+        self._machines: dict[str, SimulatedMachine] = {}
         for node in config.nodes:
             random = Random(f"{config.seed}/{node.name}")  # noqa: S311 - the demo must be repeatable
-            self._machines[node.name] = Machine(
+            self._machines[node.name] = SimulatedMachine(
                 node,
                 config.folder,
                 config.url,

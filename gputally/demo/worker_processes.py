@@ -36,7 +36,7 @@ from gputally.base.errors import AccountantError
 if TYPE_CHECKING:
     from accountant.wire.policy_models import Policy
     from accountant.wire.usage_cost_and_job_models import Accounts
-    from fairshare.simulator.simulation_model import Event, NodeSpec
+    from fairshare.simulator.simulation_model import Event, SimulatedNodeSpec
     from gputally.demo.cluster_and_workload import FaultPlan
     from gputally.demo.ground_truth import TrueTotals
 
@@ -58,7 +58,7 @@ class WorkerObject(Protocol):
         """Shut down cleanly."""
 
 
-class Worker:
+class WorkerProcess:
     """A worker process. `start` creates its object; until then the process imports the libraries.
 
     worker: the worker's name in messages ("the accountant has ended").
@@ -131,7 +131,7 @@ class Worker:
 
 
 def encode_call(method: str, *arguments: object) -> bytes:
-    """Encode a call for `Worker.send`. The same bytes can be sent to several workers."""
+    """Encode a call for `WorkerProcess.send`. The same bytes can be sent to several workers."""
     return pickle.dumps((method, arguments))
 
 
@@ -211,7 +211,7 @@ class AccountantConfig:
     log_file: the file to which the accountant writes its warnings; None for no log of warnings.
     pages_policy: the controller's policy, whose pages are then at the accountant's address; None for no such pages."""
 
-    nodes: tuple[NodeSpec, ...]
+    nodes: tuple[SimulatedNodeSpec, ...]
     teams: tuple[str, ...]
     folder: Path
     port: int
@@ -247,7 +247,7 @@ class SiteConfig:
     url: the accountant's address.
     scraped: True to have the agents keep metrics, as they do when a Prometheus scrapes them."""
 
-    nodes: tuple[NodeSpec, ...]
+    nodes: tuple[SimulatedNodeSpec, ...]
     queues: frozenset[str]
     folder: Path
     url: str
@@ -281,14 +281,15 @@ class AgentPool:
 
     def __init__(self, log_file: Path | None) -> None:
         self._sites = [
-            Worker("a process with agents", SITE, pipes=2, nice=NICE, log_file=log_file) for _ in range(PROCESSES)
+            WorkerProcess("a process with agents", SITE, pipes=2, nice=NICE, log_file=log_file)
+            for _ in range(PROCESSES)
         ]
-        self._site_of_node: dict[str, Worker] = {}
+        self._site_of_node: dict[str, WorkerProcess] = {}
         self._spooled: list[dict[str, int]] = [{} for _ in self._sites]
         """For each site, the newest sequence number in the outbox of each agent, after the last events."""
 
     def create_sites(self, config: SiteConfig, scratch: Path | None = None) -> None:
-        """Divide the nodes among the sites. scratch: see Worker.start."""
+        """Divide the nodes among the sites. scratch: see WorkerProcess.start."""
         for number, site in enumerate(self._sites):
             nodes = config.nodes[number::PROCESSES]
             site.start(replace(config, nodes=nodes), scratch=scratch)
@@ -360,7 +361,7 @@ class WorkerProcesses:
 
     def __init__(self, log_file: Path | None = None) -> None:
         self.log_file = log_file
-        self.accountant = Worker("the accountant", ACCOUNTANT, pipes=2, log_file=log_file)
+        self.accountant = WorkerProcess("the accountant", ACCOUNTANT, pipes=2, log_file=log_file)
         self.agents = AgentPool(log_file)
 
     def close(self) -> None:

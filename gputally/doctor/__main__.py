@@ -30,7 +30,7 @@ from gputally.base.command_output import OUTPUTS, Output, show
 from gputally.base.errors import AccountantError, AgentError, FairshareError
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from gputally.base.yaml_file import FileFault
-from gputally.doctor.check_inputs import Options, Sources, real_sources
+from gputally.doctor.check_inputs import DoctorOptions, Sources, real_sources
 from gputally.doctor.findings import CannotCheck, CheckResult, Finding, Status, exit_code
 
 if TYPE_CHECKING:
@@ -400,7 +400,9 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument("--output", choices=OUTPUTS, default="table", help="Format of the findings.")
     arguments.add_argument(
-        "--url", default=os.environ.get("GPUTALLY_URL", Options.url), help="Address of the accountant (GPUTALLY_URL)."
+        "--url",
+        default=os.environ.get("GPUTALLY_URL", DoctorOptions.url),
+        help="Address of the accountant (GPUTALLY_URL).",
     )
     arguments.add_argument(
         "--token-file",
@@ -427,14 +429,14 @@ def parser() -> argparse.ArgumentParser:
         "--kubelet-socket",
         type=Path,
         metavar="PATH",
-        default=Options.kubelet_socket,
+        default=DoctorOptions.kubelet_socket,
         help="The kubelet's PodResources socket (default: %(default)s).",
     )
     arguments.add_argument(
         "--proc",
         type=Path,
         metavar="PATH",
-        default=Options.proc,
+        default=DoctorOptions.proc,
         help="Where the host's process table is mounted (default: /proc).",
     )
     return arguments
@@ -453,7 +455,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else CALLED_WRONGLY
     logging.basicConfig(level=logging.ERROR)
-    return run_and_print(real_sources(Options(**given), SystemClock()), only, output)
+    return run_and_print(real_sources(DoctorOptions(**given), SystemClock()), only, output)
 
 
 def run_and_print(sources: Sources, only: Sequence[str], output: Output) -> int:
@@ -465,9 +467,9 @@ def run_and_print(sources: Sources, only: Sequence[str], output: Output) -> int:
 
 def _own_namespace() -> str:
     try:
-        return _NAMESPACE_FILE.read_text(encoding="utf-8").strip() or Options.namespace
+        return _NAMESPACE_FILE.read_text(encoding="utf-8").strip() or DoctorOptions.namespace
     except (OSError, UnicodeDecodeError):
-        return Options.namespace
+        return DoctorOptions.namespace
 
 
 if __name__ == "__main__":

@@ -20,12 +20,12 @@ def doctor(accountant: AccountantClient) -> dict[str, Any]:
     an owner, GPU models without a price. Each with its figures and remedy. A check that the token may not make says
     why. The command `gputally doctor` also checks a machine and a cluster."""
     from gputally.doctor.__main__ import document, run_checks
-    from gputally.doctor.check_inputs import Options, Sources
+    from gputally.doctor.check_inputs import DoctorOptions, Sources
 
     clock = SystemClock()
     sources = Sources(
         clock,
-        Options(url=accountant.url),
+        DoctorOptions(url=accountant.url),
         machine=_elsewhere,
         kubelet=_elsewhere,
         cluster=_elsewhere,

@@ -24,7 +24,7 @@ from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import PodLogs, ProcessTable
 from gputally.base.clock import Clock
 from gputally.doctor.findings import CannotCheck
-from gputally.doctor.node_checks import Machine
+from gputally.doctor.node_checks import MachineGpus
 
 if TYPE_CHECKING:
     from accountant.wire.policy_models import Policy
@@ -70,7 +70,7 @@ class LazySource(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Options:
+class DoctorOptions:
     """The options of the command.
 
     policy: a policy file; None uses the accountant's policy in force.
@@ -93,9 +93,9 @@ class Sources:
     def __init__(
         self,
         clock: Clock,
-        options: Options,
+        options: DoctorOptions,
         *,
-        machine: Callable[[], Machine],
+        machine: Callable[[], MachineGpus],
         kubelet: Callable[[], KubeletAnswer],
         cluster: Callable[[], ClusterView],
         accountant: Callable[[], AccountantClient],
@@ -158,7 +158,7 @@ class Sources:
         return pods
 
 
-def real_sources(options: Options, clock: Clock) -> Sources:
+def real_sources(options: DoctorOptions, clock: Clock) -> Sources:
     """Return the sources that read this machine, the cluster and the accountant."""
 
     def cluster() -> ClusterView:
@@ -192,7 +192,7 @@ _BETWEEN_S = 1.0
 """Time between two readings of the driver, because busy time is a difference."""
 
 
-def read_machine(proc: Path, clock: Clock) -> Machine:
+def read_machine(proc: Path, clock: Clock) -> MachineGpus:
     """Read this machine's GPUs and the processes that hold them. proc: the host's process table.
 
     Raises agent.core.readings.DriverReplaced."""
@@ -207,7 +207,7 @@ def read_machine(proc: Path, clock: Clock) -> Machine:
             count = int(driver.call("nvmlDeviceGetCount"))
         except NvmlFault:  # the driver did not start, or was lost meanwhile
             count = len(snapshot.devices)
-        return Machine(snapshot, count, agents_pod=_AGENT_VARIABLE in os.environ)
+        return MachineGpus(snapshot, count, agents_pod=_AGENT_VARIABLE in os.environ)
     finally:
         source.close()
 

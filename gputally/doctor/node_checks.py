@@ -17,7 +17,7 @@ _RESET = "nvidia-smi -r, or drain and reboot the node"
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineGpus:
     """The GPUs of this machine and their holders.
 
     counted: the number of GPUs that the driver counts, including lost ones that cannot be opened.
@@ -28,7 +28,7 @@ class Machine:
     agents_pod: bool = False
 
 
-def driver(machine: Machine) -> CheckResult:
+def driver(machine: MachineGpus) -> CheckResult:
     """Find GPUs that are lost or cannot be opened, and readings that are missing. Raises CannotCheck if no driver
     answers."""
     snapshot = machine.snapshot

@@ -57,7 +57,7 @@ _ABOUT: Mapping[tuple[str, str], tuple[Severity, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class SchedulerState:
     """The state of one scheduler.
 
     versions: the versions of its kinds that the API server serves, by (group, plural).
@@ -87,7 +87,7 @@ def schedulers_of(queue: QueuePolicy) -> list[str]:
 
 
 def weights(
-    policy: Policy | None, targets: Sequence[Target], recorded: Sequence[tuple[str, Condition]] = ()
+    policy: Policy | None, targets: Sequence[SchedulerState], recorded: Sequence[tuple[str, Condition]] = ()
 ) -> CheckResult:
     """Check whether every scheduler in the policy is installed in a supported version and reads the weights.
 
@@ -103,13 +103,13 @@ def weights(
     )
 
 
-def _queue_versions(target: Target) -> Sequence[str]:
+def _queue_versions(target: SchedulerState) -> Sequence[str]:
     """Return the served versions of the scheduler's queues; empty if the scheduler is not installed."""
     kind = schedulers()[target.name].kinds[0][0]
     return target.versions.get((kind.api_version.partition("/")[0], kind.plural), ())
 
 
-def _of_target(policy: Policy | None, target: Target) -> Iterator[Finding]:
+def _of_target(policy: Policy | None, target: SchedulerState) -> Iterator[Finding]:
     queues = queues_of(policy, target.name)
     if not queues:
         return
@@ -259,7 +259,7 @@ def _shared_nodes(pods: Sequence[tuple[Pod, str]]) -> Iterator[Finding]:
     )
 
 
-def targets(cluster: ClusterView, policy: Policy | None) -> tuple[Target, ...]:
+def targets(cluster: ClusterView, policy: Policy | None) -> tuple[SchedulerState, ...]:
     """Return the states of the schedulers that have objects in the cluster."""
     installed = schedulers()
     known = [(each, kinds) for each in adapters() if each.name in installed and (kinds := installed[each.name].kinds)]
@@ -272,18 +272,18 @@ def _target(
     cluster: ClusterView,
     policy: Policy | None,
     served: Mapping[tuple[str, str], Sequence[str]],
-) -> Target:
+) -> SchedulerState:
     name = adapter.name
     if policy is None or not queues_of(policy, name):
-        return Target(name, served)
+        return SchedulerState(name, served)
     mode = adapter.mode(policy)
     try:
         observed = look_at(adapter, policy, cluster)
     except NotFound:
-        return Target(name, served, mode)
+        return SchedulerState(name, served, mode)
     except ClusterError as fault:
-        return Target(name, served, mode, fault=str(fault))
-    return Target(name, served, mode, observed.conditions, observed.issues)
+        return SchedulerState(name, served, mode, fault=str(fault))
+    return SchedulerState(name, served, mode, observed.conditions, observed.issues)
 
 
 def recorded_conditions(cluster: ClusterView, namespace: str) -> tuple[tuple[str, Condition], ...]:

@@ -24,7 +24,15 @@ from typing import Any, Self
 import urllib3
 from kubernetes import client, config
 
-from gputally.base.errors import Blocked, ClusterError, Conflict, NotFound, Refused, Unavailable, VersionGone
+from gputally.base.errors import (
+    Blocked,
+    ClusterError,
+    ClusterRefused,
+    ClusterUnavailable,
+    Conflict,
+    NotFound,
+    VersionGone,
+)
 from gputally.kubernetes.leader_election import LeaseTimes
 from gputally.kubernetes.list_watch import PAGE
 from gputally.kubernetes.objects import (
@@ -61,7 +69,7 @@ def in_cluster() -> bool:
 
 def _connect(kubeconfig: Path | None, retries: int = 1) -> client.ApiClient:
     """Return a client of the cluster in a kubeconfig. None: the cluster in which this pod runs or, outside a pod, the
-    cluster in the default kubeconfig. Raises Unavailable if there is no such configuration.
+    cluster in the default kubeconfig. Raises ClusterUnavailable if there is no such configuration.
 
     retries: how often a request is repeated that did not reach the server, and a read that was not answered. urllib3
         would repeat three times, and each repetition has the whole time limit of the request again."""
@@ -76,7 +84,7 @@ def _connect(kubeconfig: Path | None, retries: int = 1) -> client.ApiClient:
                 config_file=str(kubeconfig) if kubeconfig else None, client_configuration=settings
             )
     except (config.ConfigException, OSError) as error:
-        raise Unavailable(f"no access to a cluster: {error}; give a kubeconfig") from error
+        raise ClusterUnavailable(f"no access to a cluster: {error}; give a kubeconfig") from error
     api = client.ApiClient(settings)
     api.rest_client.pool_manager.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
     return api
@@ -130,7 +138,7 @@ def _request(
     accept: str = _JSON,
     content_type: str = _JSON,
 ) -> Any:
-    """Send a request and return the unread response, whatever its status. Raises Unavailable."""
+    """Send a request and return the unread response, whatever its status. Raises ClusterUnavailable."""
     request = api.param_serialize(
         method,
         path,
@@ -146,13 +154,13 @@ def _request(
 
 
 def _lines(stream: Any, path: str) -> Iterator[bytes]:
-    """Yield the lines of a watch as they arrive. Raises Unavailable for a line that is longer than
+    """Yield the lines of a watch as they arrive. Raises ClusterUnavailable for a line that is longer than
     `MOST_LINE_BYTES`."""
     rest = b""
     for chunk in stream.stream(_CHUNK, decode_content=True):
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > MOST_LINE_BYTES:
-            raise Unavailable(f"GET {path}: a line of the watch is longer than {MOST_LINE_BYTES} bytes")
+            raise ClusterUnavailable(f"GET {path}: a line of the watch is longer than {MOST_LINE_BYTES} bytes")
         yield from (line for line in lines if line.strip())
 
 
@@ -186,18 +194,18 @@ def _read(response: Any, what: str, most_s: float) -> bytes:
             content += part
             if len(content) > MOST_ANSWER_BYTES:
                 response.close()
-                raise Unavailable(f"{what}: the answer has more than {MOST_ANSWER_BYTES} bytes")
+                raise ClusterUnavailable(f"{what}: the answer has more than {MOST_ANSWER_BYTES} bytes")
             if time.monotonic() - began > most_s + len(content) / _SLOWEST:
                 response.close()
-                raise Unavailable(f"the API server does not answer: {what}: no whole answer within {most_s:g} s")
+                raise ClusterUnavailable(f"the API server does not answer: {what}: no whole answer within {most_s:g} s")
     except (urllib3.exceptions.HTTPError, OSError) as error:
         raise _no_answer(error) from error
     return bytes(content)
 
 
-def _no_answer(error: Exception) -> Unavailable:
+def _no_answer(error: Exception) -> ClusterUnavailable:
     lines = str(error).strip().splitlines()
-    return Unavailable(f"the API server does not answer: {lines[0] if lines else type(error).__name__}")
+    return ClusterUnavailable(f"the API server does not answer: {lines[0] if lines else type(error).__name__}")
 
 
 class KubernetesApi:
@@ -216,7 +224,7 @@ class KubernetesApi:
     @classmethod
     def connect(cls, kubeconfig: Path | None = None) -> KubernetesApi:
         """Return a client of the cluster in a kubeconfig. None: the cluster in which this pod runs or, outside a pod,
-        the cluster in the default kubeconfig. Raises Unavailable if there is no such configuration."""
+        the cluster in the default kubeconfig. Raises ClusterUnavailable if there is no such configuration."""
         return cls(_connect(kubeconfig))
 
     def get(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> bytes:
@@ -278,12 +286,12 @@ def error_of(method: str, path: str, status: int, content: bytes, headers: Mappi
         return VersionGone(message)
     evicting = path.endswith("/eviction")
     if evicting and status == 500 and not answer.get("reason"):
-        return Refused(message)  # more than one budget selects the pod: waiting does not help
+        return ClusterRefused(message)  # more than one budget selects the pod: waiting does not help
     if evicting and status == 429:
         return Blocked(message, _seconds(headers))
     if status in (408, 429) or status >= 500:
-        return Unavailable(message, _seconds(headers))
-    return Refused(message)
+        return ClusterUnavailable(message, _seconds(headers))
+    return ClusterRefused(message)
 
 
 def decode(content: bytes) -> dict[str, Any] | None:
@@ -332,7 +340,7 @@ class KubernetesCluster:
         cls, kinds: Iterable[Kind], kubeconfig: Path | None = None, *, timeout_s: float = 10.0, retries: int = 1
     ) -> Self:
         """Return a client that writes objects of these kinds. For `kubeconfig` see `KubernetesApi.connect`, for
-        `retries` `_connect`. Raises Unavailable."""
+        `retries` `_connect`. Raises ClusterUnavailable."""
         return cls(_connect(kubeconfig, retries), kinds, timeout_s=timeout_s)
 
     def list(self, kind: Kind, *, fields: str = "") -> list[Object]:
@@ -356,7 +364,9 @@ class KubernetesCluster:
             metadata = answer.get("metadata", {})
             before, token = token, metadata.get("continue") or ""
             if token and token == before:
-                raise Unavailable(f"{kind.path()}: the list does not go on: each page names itself as the next one")
+                raise ClusterUnavailable(
+                    f"{kind.path()}: the list does not go on: each page names itself as the next one"
+                )
             if not token:
                 return str(metadata.get("resourceVersion") or "")
 
@@ -471,12 +481,12 @@ class KubernetesCluster:
         content = _content(self._api, method, path, query or {}, body, self._timeout_s, content_type=content_type)
         answer = decode(content)
         if answer is None:
-            raise Unavailable(f"{method} {path}: the answer is not JSON")
+            raise ClusterUnavailable(f"{method} {path}: the answer is not JSON")
         return answer
 
 
 def connect_for_election(kubeconfig: Path | None, times: LeaseTimes) -> KubernetesCluster:
-    """Return the client of an election, which itself repeats failed requests. Raises Unavailable."""
+    """Return the client of an election, which itself repeats failed requests. Raises ClusterUnavailable."""
     return KubernetesCluster.connect((LEASE,), kubeconfig, timeout_s=times.request_s, retries=0)
 
 
@@ -540,4 +550,4 @@ class Inspector(KubernetesCluster):
         try:
             return round(parsedate_to_datetime(text).timestamp() * 1000)
         except ValueError as error:
-            raise Unavailable(f"the API server's answer has no valid Date header: {text!r}") from error
+            raise ClusterUnavailable(f"the API server's answer has no valid Date header: {text!r}") from error

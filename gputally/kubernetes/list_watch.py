@@ -21,7 +21,7 @@ import msgspec
 import structlog
 
 from gputally.base.background_tasks import BackgroundTask, error_summary
-from gputally.base.errors import ClusterError, NotFound, Unavailable, VersionGone
+from gputally.base.errors import ClusterError, ClusterUnavailable, NotFound, VersionGone
 from gputally.base.units import MS_PER_SECOND
 from gputally.base.untrusted_text import UNDECODABLE
 from gputally.kubernetes.objects import Api
@@ -237,7 +237,9 @@ class Reflector(Generic[O, V]):
             before, self._continue = self._continue, page.metadata.continue_ or ""
             if self._continue and self._continue == before:
                 self._begin_list()
-                raise Unavailable(f"{self.path}: the list does not go on: each page names itself as the next one")
+                raise ClusterUnavailable(
+                    f"{self.path}: the list does not go on: each page names itself as the next one"
+                )
             if not self._continue:
                 self._replace(page.metadata.resource_version)
                 self._heard()
@@ -337,13 +339,13 @@ class Reflector(Generic[O, V]):
             self.heard_ms = self._now_ms()
 
     def _apply_line(self, raw: bytes) -> None:
-        """Apply one line of a watch to the values. Raises VersionGone, Unavailable."""
+        """Apply one line of a watch to the values. Raises VersionGone, ClusterUnavailable."""
         line = self._decoded(self._line.decode, raw)
         if line.type == "ERROR":
             status = self._decoded(_status.decode, bytes(line.object))
             if status.code == 410:
                 raise VersionGone(f"{self.path}: {status.message}")
-            raise Unavailable(f"{self.path}: {status.code} {status.message}")
+            raise ClusterUnavailable(f"{self.path}: {status.code} {status.message}")
         meta = self._decoded(_identified.decode, line.object).metadata
         if line.type == "DELETED":
             self._set(meta.uid, None, None)
@@ -407,7 +409,7 @@ class Reflector(Generic[O, V]):
         try:
             return decode(raw)
         except UNDECODABLE as error:
-            raise Unavailable(f"{self.path}: unexpected answer of the API server: {error}") from error
+            raise ClusterUnavailable(f"{self.path}: unexpected answer of the API server: {error}") from error
 
 
 T = TypeVar("T")

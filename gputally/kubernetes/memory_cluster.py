@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gputally.base.errors import Conflict, NotFound, Refused, VersionGone
+from gputally.base.errors import ClusterRefused, Conflict, NotFound, VersionGone
 from gputally.base.yaml_file import FileFault, Key, Plain, read
 from gputally.kubernetes.objects import (
     BUDGET,
@@ -318,7 +318,7 @@ class MemoryCluster:
     def evict(self, name: str, namespace: str, uid: str, *, grace_s: int | None = None, dry_run: bool = False) -> None:
         """Delete the pod at once and ignore `grace_s`, because there is no kubelet."""
         if grace_s is not None and grace_s < 0:
-            raise Refused("deleteOptions.gracePeriodSeconds: Invalid value: must be greater than or equal to 0")
+            raise ClusterRefused("deleteOptions.gracePeriodSeconds: Invalid value: must be greater than or equal to 0")
         pod = self.get(POD, name, namespace)
         budget = guard(pod, self.list(BUDGET) if (BUDGET.api_version, BUDGET.kind) in self._kinds else ())
         if budget is not None and not dry_run:
@@ -368,11 +368,11 @@ class MemoryCluster:
 
     def _finish(self, key: _Key, after: Owned, before: Owned | None, dry_run: bool) -> Object:
         """Store the object, unless it is refused or this is a dry run. Return it as the API server does. Raises
-        Refused."""
+        ClusterRefused."""
         after.drop_empty_owners()
         refusal = self._admit(after.with_managed_fields()) if self._admit else None
         if refusal:
-            raise Refused(f"{_text(key)}: admission webhook denied the request: {refusal}")
+            raise ClusterRefused(f"{_text(key)}: admission webhook denied the request: {refusal}")
         if not dry_run:
             self._commit(key, after, before)
         return after.with_managed_fields()
@@ -419,7 +419,7 @@ class MemoryCluster:
     def _key(kind: Kind, obj: Object) -> _Key:
         metadata = obj.get("metadata", {})
         if not metadata.get("name"):
-            raise Refused(f"{kind.kind}: metadata.name is missing")
+            raise ClusterRefused(f"{kind.kind}: metadata.name is missing")
         return kind.api_version, kind.kind, metadata.get("namespace", "") if kind.namespaced else "", metadata["name"]
 
 
@@ -442,7 +442,7 @@ class _MemoryApi:
             yield json.dumps({"type": change, "object": answered}).encode()
 
     def post(self, path: str, _body: Mapping[str, object]) -> bytes:
-        raise Refused(f"POST {path}: a cluster in memory supports no reviews")
+        raise ClusterRefused(f"POST {path}: a cluster in memory supports no reviews")
 
 
 def _blank(kind: Kind, key: _Key) -> dict[str, Any]:

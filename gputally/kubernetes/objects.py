@@ -25,7 +25,7 @@ from decimal import ROUND_HALF_EVEN, Decimal
 from math import fsum
 from typing import Any, Literal, Protocol
 
-from gputally.base.errors import Blocked, Refused
+from gputally.base.errors import Blocked, ClusterRefused
 from gputally.base.gpu_model_names import gpu_model_of_node
 from gputally.base.mig_profiles import compute_slices, parse_mig_profile
 from gputally.base.units import MS_PER_SECOND
@@ -346,7 +346,7 @@ class Api(Protocol):
 
 
 class ObjectReader(Protocol):
-    """Reads objects. Every method raises NotFound, Refused or Unavailable of gputally.base.errors."""
+    """Reads objects. Every method raises NotFound, ClusterRefused or ClusterUnavailable of gputally.base.errors."""
 
     def list(self, kind: Kind, *, fields: str = "") -> Sequence[Object]:
         """Return all objects of the kind, in every namespace, sorted by (namespace, name). fields: a field selector,
@@ -362,7 +362,7 @@ class ObjectReader(Protocol):
 
 class Objects(ObjectReader, Protocol):
     """Reads and writes the objects with a scheduler's weights, on a Kubernetes API server or another server. Every
-    method raises NotFound, Refused or Unavailable of gputally.base.errors."""
+    method raises NotFound, ClusterRefused or ClusterUnavailable of gputally.base.errors."""
 
     def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
         """Apply the fields in `obj` by server-side apply. Return the resulting object, in a dry run too.
@@ -414,9 +414,9 @@ class Cluster(Objects, Protocol):
     def evict(self, name: str, namespace: str, uid: str, *, grace_s: int | None = None, dry_run: bool = False) -> None:
         """Evict a pod if its disruption budget allows it. The eviction of a pod that is being deleted succeeds.
 
-        Raises NotFound if the pod is deleted, Blocked if a budget does not allow the eviction at present, Refused if
-        more than one budget covers the pod, and Conflict if the uid belongs to another pod. A Conflict has cost the
-        budget one disruption, so compare the uid first."""
+        Raises NotFound if the pod is deleted, Blocked if a budget does not allow the eviction at present,
+        ClusterRefused if more than one budget covers the pod, and Conflict if the uid belongs to another pod. A
+        Conflict has cost the budget one disruption, so compare the uid first."""
         ...
 
     def event(self, event: Event) -> None:
@@ -431,7 +431,8 @@ _UNPROTECTED_PHASES = frozenset({"Pending", "Succeeded", "Failed"})
 
 def guard(pod: Object, budgets: Sequence[Object]) -> Object | None:
     """Return the disruption budget that covers a pod and allows its eviction; None if the pod needs none. Raises
-    Blocked if the budget does not allow the eviction at present, and Refused if several budgets cover the pod."""
+    Blocked if the budget does not allow the eviction at present, and ClusterRefused if several budgets cover the
+    pod."""
     metadata = pod["metadata"]
     if metadata.get("deletionTimestamp") or value_at(pod, ("status", "phase")) in _UNPROTECTED_PHASES:
         return None
@@ -442,7 +443,7 @@ def guard(pod: Object, budgets: Sequence[Object]) -> Object | None:
         and selects(value_at(budget, ("spec", "selector")) or {}, metadata.get("labels") or {})
     ]
     if len(covering) > 1:
-        raise Refused(
+        raise ClusterRefused(
             "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
         )
     if not covering:

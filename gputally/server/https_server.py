@@ -41,7 +41,7 @@ class BadCertificate(Unreadable, AccountantError):
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class TlsFiles:
     """The server's TLS files.
 
     certificate, key: PEM files of the server.
@@ -61,12 +61,12 @@ class Tls(ReloadedFile[ssl.SSLContext]):
     A client whose CA the new files lack gets no new connection. Files that cannot be used are tried again at each
     `renew`."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: TlsFiles) -> None:
         beside = [identity.key, *([identity.client_ca] if identity.client_ca is not None else [])]
         super().__init__(identity.certificate, lambda _: _context(identity), beside=beside)
 
 
-def _context(identity: Identity) -> ssl.SSLContext:
+def _context(identity: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:

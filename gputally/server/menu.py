@@ -17,7 +17,7 @@ Program = Literal["accountant", "controller", "fleet"]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class MenuEntry:
     """An entry of the menu.
 
     program: the program that serves the page.
@@ -36,22 +36,22 @@ class Entry:
 
 
 ENTRIES = (
-    Entry("/", "Overview", "accountant"),
-    Entry("/explore", "Explore", "accountant", for_teams=True),
-    Entry("/month", "Month", "accountant", for_teams=True),
-    Entry("/jobs", "Jobs", "accountant", for_teams=True),
-    Entry("/nodes", "Nodes", "accountant"),
-    Entry("/shares", "Shares", "controller", for_teams=True),
-    Entry("/decisions", "Decisions", "accountant"),
-    Entry("/shares/policy", "Policy", "controller"),
-    Entry("/prices", "Prices", "accountant", for_teams=True),
-    Entry("/invoices", "Invoices", "accountant", for_teams=True),
-    Entry("/invoice", "Reconciliation", "accountant"),
-    Entry("/coverage", "Coverage", "accountant"),
-    Entry("/audit", "Audit", "accountant", scope="admin"),
-    Entry("/fleet", "Fleet", "fleet"),
-    Entry("/fleet/jobs", "Jobs", "fleet", for_teams=True),
-    Entry("/fleet/nodes", "Nodes", "fleet"),
+    MenuEntry("/", "Overview", "accountant"),
+    MenuEntry("/explore", "Explore", "accountant", for_teams=True),
+    MenuEntry("/month", "Month", "accountant", for_teams=True),
+    MenuEntry("/jobs", "Jobs", "accountant", for_teams=True),
+    MenuEntry("/nodes", "Nodes", "accountant"),
+    MenuEntry("/shares", "Shares", "controller", for_teams=True),
+    MenuEntry("/decisions", "Decisions", "accountant"),
+    MenuEntry("/shares/policy", "Policy", "controller"),
+    MenuEntry("/prices", "Prices", "accountant", for_teams=True),
+    MenuEntry("/invoices", "Invoices", "accountant", for_teams=True),
+    MenuEntry("/invoice", "Reconciliation", "accountant"),
+    MenuEntry("/coverage", "Coverage", "accountant"),
+    MenuEntry("/audit", "Audit", "accountant", scope="admin"),
+    MenuEntry("/fleet", "Fleet", "fleet"),
+    MenuEntry("/fleet/jobs", "Jobs", "fleet", for_teams=True),
+    MenuEntry("/fleet/nodes", "Nodes", "fleet"),
 )
 """All entries, in the order of the menu."""
 _MOST_TEAMS = 12

@@ -506,7 +506,7 @@ class Callers(Model):
         return certificate.principal if certificate is not None else None
 
 
-class Rights(NamedTuple):
+class GrantedRights(NamedTuple):
     """What the grants of a person give. teams, progress_teams: as in `Principal`."""
 
     scopes: frozenset[Scope]
@@ -514,12 +514,12 @@ class Rights(NamedTuple):
     progress_teams: frozenset[str] | None
 
 
-def granted(grants: Sequence[Grant], user: str, groups: Collection[str]) -> Rights:
+def granted(grants: Sequence[Grant], user: str, groups: Collection[str]) -> GrantedRights:
     """Return what the matching grants give. Grants do not extend each other: each scope has the teams of the grants
     that give this scope, so a grant to read one team's figures gives no right to report for it."""
     matching = [grant for grant in grants if user in grant.users or not set(groups).isdisjoint(grant.groups)]
     scopes: frozenset[Scope] = frozenset(scope for grant in matching for scope in grant.scopes)
-    return Rights(scopes, _teams_of(matching, "read"), _teams_of(matching, "progress"))
+    return GrantedRights(scopes, _teams_of(matching, "read"), _teams_of(matching, "progress"))
 
 
 def _teams_of(grants: Sequence[Grant], scope: Scope) -> frozenset[str] | None:

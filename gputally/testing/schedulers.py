@@ -5,9 +5,9 @@
 
         @pytest.fixture
         def site(self):
-            return Site(refs=("lanes:blue", "lanes:red"), objects=(lane("blue", 10), lane("red", 10)))
+            return SchedulerSite(refs=("lanes:blue", "lanes:red"), objects=(lane("blue", 10), lane("red", 10)))
 
-`Site` says what the description may have. The cluster is in memory; time is a fake, and no test waits."""
+`SchedulerSite` says what the description may have. The cluster is in memory; time is a fake, and no test waits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fairshare.targets.guard import BrokenAdapter
 from fairshare.targets.installed import adapters, kinds
 from fairshare.targets.weight_plan import Adapter, look_at
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import Refused
+from gputally.base.errors import ClusterRefused
 from gputally.base.plugins import usable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.mig_parts import NO_NODES
@@ -59,7 +59,7 @@ Change = Callable[[MemoryCluster], object]
 
 
 @dataclass(frozen=True)
-class Site:
+class SchedulerSite:
     """A cluster in which the scheduler serves two queues that wait for GPUs. Their weights are the operator's, and act.
 
     refs: the references to the two queues, as a policy writes them.
@@ -88,7 +88,7 @@ class _Refusing:
         return self._client.get(kind, name, namespace)
 
     def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
-        raise Refused(f"{obj['kind']} {obj['metadata']['name']}: admission webhook denied the request")
+        raise ClusterRefused(f"{obj['kind']} {obj['metadata']['name']}: admission webhook denied the request")
 
     transfer = apply
 
@@ -104,12 +104,12 @@ class SchedulerSuite:
     kinds: ClassVar[tuple[Kind, ...]] = ()
 
     @pytest.fixture
-    def site(self) -> Site:
+    def site(self) -> SchedulerSite:
         """The cluster."""
         raise NotImplementedError("define the fixture `site` in your class")
 
     @pytest.fixture
-    def cluster(self, site: Site) -> MemoryCluster:
+    def cluster(self, site: SchedulerSite) -> MemoryCluster:
         return MemoryCluster(kinds(), [_NODE, *site.objects])
 
     @pytest.fixture
@@ -122,7 +122,7 @@ class SchedulerSuite:
         (found,) = [each for each in adapters() if each.name == self.plugin.name]
         return found
 
-    def policy(self, site: Site, apply: str = "enforce", mode: str | None = None) -> Policy:
+    def policy(self, site: SchedulerSite, apply: str = "enforce", mode: str | None = None) -> Policy:
         section = {**site.settings, "apply": apply, **({} if mode is None else {"mode": mode})}
         if not self.writes:
             del section["apply"]
@@ -168,7 +168,7 @@ class SchedulerSuite:
         pods = tuple(pod for obj in cluster.list(POD) if (pod := read_member(obj)) is not None)
         return look_at(adapter, policy, client, pods)
 
-    def effective(self, adapter: Adapter, site: Site, cluster: MemoryCluster, client: Objects) -> Condition:
+    def effective(self, adapter: Adapter, site: SchedulerSite, cluster: MemoryCluster, client: Objects) -> Condition:
         found = self.look(adapter, self.policy(site), cluster, client).conditions
         (effective,) = [each for each in found if each.type == "Effective"]
         assert effective.message, "say in words what is so"
@@ -188,7 +188,7 @@ class SchedulerSuite:
     def test_it_is_found_by_its_name(self) -> None:
         assert usable(SEAM, SchedulerPlugin).get(self.plugin.name) is self.plugin, "register the entry point, install"
 
-    def test_its_pods_name_their_queue_and_no_other_schedulers_pods_do(self, site: Site) -> None:
+    def test_its_pods_name_their_queue_and_no_other_schedulers_pods_do(self, site: SchedulerSite) -> None:
         labels = self.plugin.pods
         for key in labels.keys if labels is not None else ():
             names = labels.scheduler_names if labels is not None else None
@@ -200,14 +200,14 @@ class SchedulerSuite:
                 assert re.fullmatch(_LABEL, value), f"no pod can name {ref}: a label cannot have the value {value}"
                 assert {queue_ref("ns", name, {key: value}) for name in names or ()} == {ref}, "pods name another queue"
 
-    def test_it_asks_for_no_kind_that_its_manifest_does_not_name(self, adapter: Adapter, site: Site) -> None:
+    def test_it_asks_for_no_kind_that_its_manifest_does_not_name(self, adapter: Adapter, site: SchedulerSite) -> None:
         known = {*self.kinds, NODE, POD, CONFIG_MAP, PRIORITY_CLASS}
         known |= {kind for versions in self.plugin.kinds for kind in versions}
         asked = {kind for query in adapter.reads(self.policy(site)) for kind in query.kinds}
         assert asked <= known
 
     def test_its_queues_are_found_and_have_demand(
-        self, adapter: Adapter, site: Site, cluster: MemoryCluster, client: Objects
+        self, adapter: Adapter, site: SchedulerSite, cluster: MemoryCluster, client: Objects
     ) -> None:
         found = self.look(adapter, self.policy(site), cluster, client)
         assert found.issues == ()
@@ -223,21 +223,23 @@ class SchedulerSuite:
             assert gang.allocated <= gang.requested
 
     def test_it_looks_twice_at_the_same_and_changes_nothing_that_it_reads(
-        self, adapter: Adapter, site: Site, cluster: MemoryCluster, client: Objects
+        self, adapter: Adapter, site: SchedulerSite, cluster: MemoryCluster, client: Objects
     ) -> None:
         before = self.state(client)
         first, second = (self.look(adapter, self.policy(site), cluster, client) for _ in range(2))
         assert first == second
         assert self.state(client) == before
 
-    def test_the_queues_of_its_objects_have_the_references_of_policies(self, site: Site, client: Objects) -> None:
+    def test_the_queues_of_its_objects_have_the_references_of_policies(
+        self, site: SchedulerSite, client: Objects
+    ) -> None:
         objects = client.list(self.plugin.kinds[0][0]) if self.plugin.kinds else ()
         queues = [self.plugin.own_queue(obj, NO_NODES) for obj in objects]
         named = {ref for queue in queues if queue is not None for ref in queue.refs}
         assert set(site.refs) <= named or not self.plugin.kinds
 
     def test_the_queue_that_used_more_gets_the_smaller_weight_and_then_nothing_is_written(
-        self, site: Site, cluster: MemoryCluster, client: Objects, adapter: Adapter
+        self, site: SchedulerSite, cluster: MemoryCluster, client: Objects, adapter: Adapter
     ) -> None:
         cycles = self.cycles(self.controller(self.policy(site), cluster, client))
         first = next(cycles)
@@ -255,7 +257,7 @@ class SchedulerSuite:
             assert heavy < light
 
     def test_it_writes_its_own_field_alone_and_gives_the_operators_value_back(
-        self, site: Site, cluster: MemoryCluster, client: Objects
+        self, site: SchedulerSite, cluster: MemoryCluster, client: Objects
     ) -> None:
         before, policy = self.state(client), self.policy(site)
         next(self.cycles(self.controller(policy, cluster, client)))
@@ -269,7 +271,7 @@ class SchedulerSuite:
         release_weights(policy, cluster, clusters={self.plugin.name: client})
         assert self.state(client) == before
 
-    def test_a_dry_run_writes_nothing(self, site: Site, cluster: MemoryCluster, client: Objects) -> None:
+    def test_a_dry_run_writes_nothing(self, site: SchedulerSite, cluster: MemoryCluster, client: Objects) -> None:
         if not self.writes:
             return
         before = self.state(client)
@@ -277,14 +279,16 @@ class SchedulerSuite:
         assert {outcome.result for outcome in report.outcomes} == {"would-apply"}
         assert self.state(client) == before
 
-    def test_a_target_that_is_off_is_left_alone(self, site: Site, cluster: MemoryCluster, client: Objects) -> None:
+    def test_a_target_that_is_off_is_left_alone(
+        self, site: SchedulerSite, cluster: MemoryCluster, client: Objects
+    ) -> None:
         before = self.state(client)
         report = next(self.cycles(self.controller(self.policy(site, mode="off"), cluster, client)))
         assert (report.outcomes, report.mode) == ((), "off")
         assert self.state(client) == before
 
     def test_a_webhook_that_refuses_is_reported_and_tried_again(
-        self, site: Site, cluster: MemoryCluster, client: Objects
+        self, site: SchedulerSite, cluster: MemoryCluster, client: Objects
     ) -> None:
         if not self.writes:
             return
@@ -297,7 +301,7 @@ class SchedulerSuite:
         assert {outcome.result for outcome in report.outcomes} == {"applied"}
 
     def test_it_says_whether_weights_act(
-        self, adapter: Adapter, site: Site, cluster: MemoryCluster, client: Objects
+        self, adapter: Adapter, site: SchedulerSite, cluster: MemoryCluster, client: Objects
     ) -> None:
         assert self.effective(adapter, site, cluster, client).status != "False", "the site's weights act"
         if site.without_effect is not None:
@@ -305,13 +309,13 @@ class SchedulerSuite:
             assert self.effective(adapter, site, cluster, client).status == "False"
 
     def test_history_never_counts_twice_in_silence(
-        self, adapter: Adapter, site: Site, cluster: MemoryCluster, client: Objects
+        self, adapter: Adapter, site: SchedulerSite, cluster: MemoryCluster, client: Objects
     ) -> None:
         if site.counts_history is not None:
             site.counts_history(cluster)
             assert self.effective(adapter, site, cluster, client).status == "False"
 
-    def test_another_managers_value_stays(self, site: Site, cluster: MemoryCluster, client: Objects) -> None:
+    def test_another_managers_value_stays(self, site: SchedulerSite, cluster: MemoryCluster, client: Objects) -> None:
         if not self.writes or client is not cluster:
             return
         cycles = self.cycles(self.controller(self.policy(site), cluster, client))
@@ -330,7 +334,7 @@ class SchedulerSuite:
         assert outcome.apply.queue in {each.apply.queue for each in report.outcomes if each.result == "contested"}
 
     def test_an_object_that_a_user_broke_leaves_the_others_in_force(
-        self, adapter: Adapter, site: Site, cluster: MemoryCluster, client: Objects
+        self, adapter: Adapter, site: SchedulerSite, cluster: MemoryCluster, client: Objects
     ) -> None:
         if client is not cluster:
             return

@@ -24,7 +24,7 @@ from gputally.advise.autoscaling_spot_and_sharing import (
     FileFormat,
     ModelUse,
     NodeHour,
-    Pool,
+    NodePool,
     PoolAdvice,
     RestartAssumptions,
     autoscaler_file,
@@ -40,14 +40,14 @@ from gputally.advise.autoscaling_spot_and_sharing import (
 from tests.hypothesis_examples import examples
 
 HOUR_US, HOUR_MS = 3_600_000_000, 3_600_000
-H100 = Pool("prod", "h100", "NVIDIA H100", "eu", "on-demand")
+H100 = NodePool("prod", "h100", "NVIDIA H100", "eu", "on-demand")
 QUANTITY = re.compile(
     r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
 )
 """The pattern of a limit of karpenter.sh/v1 NodePools. Source: their CRD, aws/karpenter-provider-aws."""
 
 
-def hours(*held: float, nodes: int = 4, gpus: int = 8, pool: Pool = H100, day: int = 5) -> list[NodeHour]:
+def hours(*held: float, nodes: int = 4, gpus: int = 8, pool: NodePool = H100, day: int = 5) -> list[NodeHour]:
     """Build hours from Monday 2026-10-05 00:00 with this number of held GPUs each; nodes are filled in order."""
     rows = []
     for at, count in enumerate(held):
@@ -127,14 +127,14 @@ def test_variables_for_terraform_and_ansible(form: FileFormat) -> None:
 
 
 def test_pools_of_one_name_stay_apart() -> None:
-    other = Pool("other", "h100", "NVIDIA H100", "us", "spot")
+    other = NodePool("other", "h100", "NVIDIA H100", "us", "spot")
     rows = [*hours(6), *hours(6, pool=other)]
     found = pool_advice(rows, {"2026-10-05T00": HOUR_MS}, {})
     assert list(variables(found, 0.75)) == ["h100", "prod_h100_on-demand_eu"]
 
 
 def test_a_karpenter_limit_has_the_shape_of_a_node_pool() -> None:
-    nameless = Pool("prod", "NVIDIA L4", "NVIDIA L4", "", "", named=False)
+    nameless = NodePool("prod", "NVIDIA L4", "NVIDIA L4", "", "", named=False)
     rows = [*hours(6, 24), *hours(1, pool=nameless)]
     text = autoscaler_file("karpenter", pool_advice(rows, {row.hour: HOUR_MS for row in rows}, {}), 0.75, "a span")
     (document,) = [each for each in yaml.safe_load_all(text) if each]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from functools import partial
 
-from fairshare.core.queues_and_weights import Claim, DivisionProblem
+from fairshare.core.queues_and_weights import DivisionProblem, QueueClaim
 from fairshare.laws.division import divide
 from tests.bench.figure import Figure, median_cpu_seconds
 
@@ -18,7 +18,7 @@ def case(queues: int) -> DivisionProblem:
     """Quotas, weights, requests and usage drawn at random; about half of the requests can be met."""
     chance = random.Random(queues)
     claims = tuple(
-        Claim(
+        QueueClaim(
             name=f"queue-{i:05d}",
             request=float(chance.randrange(64)),
             deserved=float(chance.randrange(8)),

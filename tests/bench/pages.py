@@ -35,7 +35,7 @@ from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from fairshare.web.page_authentication import PageAuthentication
 from fairshare.web.page_routing import PagesApp
 from fairshare.web.policy_pages import ROUTES
-from fairshare.web.queue_history import History
+from fairshare.web.queue_history import QueueHistory
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR
 from gputally.server.logs_and_metrics import configure
@@ -219,7 +219,7 @@ def _timed(name: str, ask: Callable[[], int]) -> dict[str, float]:
 
 
 class _Books:
-    """The queries of `fairshare.web.queue_history.History` on the ledger itself."""
+    """The queries of `fairshare.web.queue_history.QueueHistory` on the ledger itself."""
 
     def __init__(self, ledger: DuckLedger) -> None:
         self._ledger = ledger
@@ -241,7 +241,7 @@ def _controller(folder: Path, ledger: DuckLedger) -> Stage:
     """Build the controller's pages with the ledger's history."""
     here = stage(folder)
     client: Any = _Books(ledger)
-    context = replace(here.site.context, history=History(client, VirtualClock(ledger.extent()[1])))
+    context = replace(here.site.context, history=QueueHistory(client, VirtualClock(ledger.extent()[1])))
     return replace(here, site=PagesApp(context, PageAuthentication(None), ROUTES))
 
 

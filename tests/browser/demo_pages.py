@@ -22,11 +22,11 @@ from fairshare.web.page_authentication import PageAuthentication
 from fairshare.web.page_routing import PageContext, PagesApp, link
 from fairshare.web.policy_form import policy_text
 from fairshare.web.policy_pages import ROUTES
-from fairshare.web.queue_history import History, ReportCache
-from fairshare.web.what_if_worker import PreviewOrder, Previews, Worker
+from fairshare.web.queue_history import QueueHistory, ReportCache
+from fairshare.web.what_if_worker import PreviewOrder, Previews, PreviewWorker
 from gputally.base.clock import VirtualClock
 from gputally.demo import results as summary
-from gputally.demo.options import Options
+from gputally.demo.options import DemoOptions
 from gputally.demo.pipeline import Pipeline
 from gputally.demo.scenario import build
 from gputally.demo.session import simulate
@@ -54,10 +54,10 @@ def controller_pages(
     file.write_text(policy_text(policy.model_dump(mode="json", by_alias=True, exclude_defaults=True), HEADING))
     clock = VirtualClock(now_ms)
     with AccountantApi(accountant) as client, contextlib.ExitStack() as after:
-        previews = Previews(Worker(partial(AccountantApi, accountant)))
+        previews = Previews(PreviewWorker(partial(AccountantApi, accountant)))
         after.callback(previews.close)
         place = PolicyLocation(file, PolicyFileWriter(file))
-        context = PageContext(scene, History(client, clock), previews, place, clock, 3600.0, accountant=accountant)
+        context = PageContext(scene, QueueHistory(client, clock), previews, place, clock, 3600.0, accountant=accountant)
         url = after.enter_context(serve(PagesApp(context, PageAuthentication(None), ROUTES).observed(), "127.0.0.1", 0))
         other = policy.model_copy(update={"k": policy.k / 2, "queues": tuple(_heavier(policy))})
         text = policy_text(other.model_dump(mode="json", by_alias=True, exclude_defaults=True), HEADING)
@@ -136,7 +136,7 @@ class Site:
 @contextlib.contextmanager
 def demo_site(folder: Path, days: int) -> Iterator[Site]:
     """Run the demo for `days` and keep its pages up until the block ends."""
-    scenario = build(Options(days=days))
+    scenario = build(DemoOptions(days=days))
     out = folder / "out"
     out.mkdir()
     scene = ReportCache()

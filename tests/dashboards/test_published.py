@@ -13,7 +13,7 @@ from accountant.runtime.job_and_task_metrics import FunctionCollector, proposal_
 from accountant.runtime.job_and_task_metrics import Metrics as AccountantMetrics
 from accountant.storage.duckdb_ledger import open_ledger
 from agent.metrics.exporter import AgentMetrics
-from fairshare.controller.controller_metrics import Metrics as FairshareMetrics
+from fairshare.controller.controller_metrics import ControllerMetrics as FairshareMetrics
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.preemption.service_latency_objectives import Alarms
 from gputally.base.background_tasks import BackgroundTasks

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from dashboards import prometheus_rules
-from dashboards.prometheus_rules import Alert, Record
+from dashboards.prometheus_rules import Alert, RecordingRule
 from tests.dashboards.conftest import PUBLISHED, SCRAPED, parse, selectors, walk
 
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks.md"
@@ -21,8 +21,8 @@ BY_PROMETHEUS = {"instance"}
 
 
 @pytest.fixture(params=RULES, ids=lambda rule: rule.name)
-def rule(request: pytest.FixtureRequest) -> Record | Alert:
-    chosen: Record | Alert = request.param
+def rule(request: pytest.FixtureRequest) -> RecordingRule | Alert:
+    chosen: RecordingRule | Alert = request.param
     return chosen
 
 
@@ -38,7 +38,7 @@ def sections() -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def test_an_expression_asks_for_what_is_published_or_recorded(rule: Record | Alert) -> None:
+def test_an_expression_asks_for_what_is_published_or_recorded(rule: RecordingRule | Alert) -> None:
     recorded = {record.name for record in prometheus_rules.RECORDS}
     for selector, _ in selectors(parse(rule.expr)):
         if selector.name not in recorded:
@@ -47,7 +47,7 @@ def test_an_expression_asks_for_what_is_published_or_recorded(rule: Record | Ale
             assert {m.name for m in selector.matchers.matchers} <= PUBLISHED[name] | SCRAPED
 
 
-def test_grouping_uses_labels_that_there_are(rule: Record | Alert) -> None:
+def test_grouping_uses_labels_that_there_are(rule: RecordingRule | Alert) -> None:
     levels = {
         record.name: set(record.name.split(":")[0].split("_")) | {"gpu_model"} for record in prometheus_rules.RECORDS
     }

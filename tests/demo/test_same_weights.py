@@ -16,7 +16,15 @@ from accountant.wire.policy_models import Bounds, KaiTarget, Policy, QueuePolicy
 from agent.simulation.simulated_node import H100
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.simulator.simulated_controller import Feedback
-from fairshare.simulator.simulation_model import ControllerView, Event, GpuSpec, Job, NodeSpec, Started, Stopped
+from fairshare.simulator.simulation_model import (
+    ControllerView,
+    Event,
+    GpuSpec,
+    SimulatedJob,
+    SimulatedNodeSpec,
+    Started,
+    Stopped,
+)
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
 from gputally.demo.cluster_and_workload import FaultPlan
 from gputally.demo.pipeline import Pipeline
@@ -43,10 +51,10 @@ def _scenario() -> Scenario:
     """Two nodes with more work than fits; the heaviest queue starts late."""
     chance = Random(4)
     nodes = tuple(
-        NodeSpec(f"n{n}", tuple(GpuSpec(f"GPU-{n}-{g}", H100.name) for g in range(8)), "h100") for n in (1, 2)
+        SimulatedNodeSpec(f"n{n}", tuple(GpuSpec(f"GPU-{n}-{g}", H100.name) for g in range(8)), "h100") for n in (1, 2)
     )
     jobs = [
-        Job(
+        SimulatedJob(
             f"{team}-{i}", team, START_MS + chance.randrange(late, HOURS * 60) * MS_PER_MINUTE,
             chance.choice((1, 2, 4)), chance.randrange(30, 400) * MS_PER_MINUTE,
         )
@@ -75,7 +83,7 @@ class _Held:
     def __init__(self) -> None:
         self._since: dict[str, int] = {}
         self._used = dict.fromkeys(TEAMS, 0)
-        self._running: dict[str, Job] = {}
+        self._running: dict[str, SimulatedJob] = {}
 
     def see(self, events: list[Event]) -> None:
         for event in events:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from fairshare.simulator.simulation_model import Job, Stopped, slots_of
+from fairshare.simulator.simulation_model import SimulatedJob, Stopped, slots_of
 from gputally.base.errors import AccountantError
 from gputally.base.units import MS_PER_HOUR, US_PER_MS
 from gputally.demo import cluster_and_workload
-from gputally.demo.options import Options
+from gputally.demo.options import DemoOptions
 from gputally.demo.scenario import START_MS, build
-from gputally.demo.worker_processes import AgentPool, SiteConfig, Worker, WorkerLost, encode_call
+from gputally.demo.worker_processes import AgentPool, SiteConfig, WorkerLost, WorkerProcess, encode_call
 
 PART = "tests.demo.test_worker_processes:Part"
 HOUSE = Path(__file__).parents[2]
@@ -47,8 +47,8 @@ class Part:
 
 
 @contextmanager
-def worker(folder: Path, log_file: Path | None = None, pipes: int = 1) -> Iterator[Worker]:
-    made = Worker("the part", PART, pipes=pipes, log_file=log_file)
+def worker(folder: Path, log_file: Path | None = None, pipes: int = 1) -> Iterator[WorkerProcess]:
+    made = WorkerProcess("the part", PART, pipes=pipes, log_file=log_file)
     try:
         made.start(folder)
         yield made
@@ -89,7 +89,7 @@ def test_a_process_that_was_killed_is_missed(tmp_path: Path) -> None:
 
 
 def test_one_that_was_never_started_ends_all_the_same() -> None:
-    Worker("the part", PART).close()
+    WorkerProcess("the part", PART).close()
 
 
 def test_where_the_other_side_is_killed_nothing_of_it_stays(tmp_path: Path) -> None:
@@ -99,9 +99,9 @@ def test_where_the_other_side_is_killed_nothing_of_it_stays(tmp_path: Path) -> N
     killed = (
         "import os, signal\n"
         "from pathlib import Path\n"
-        "from gputally.demo.worker_processes import Worker\n"
+        "from gputally.demo.worker_processes import WorkerProcess\n"
         "if __name__ == '__main__':\n"
-        f"    part = Worker('the part', {PART!r})\n"
+        f"    part = WorkerProcess('the part', {PART!r})\n"
         f"    part.start(Path({str(tmp_path)!r}), scratch=Path({str(scratch)!r}))\n"
         "    print(part.call('pid'), flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -130,7 +130,7 @@ def agents(tmp_path: Path) -> Iterator[AgentPool]:
         url="",
         interval_s=900,
         start_ms=START_MS,
-        faults=build(Options(days=1)).faults,
+        faults=build(DemoOptions(days=1)).faults,
         seed=1,
     )
     agents = AgentPool(tmp_path / "log")
@@ -154,7 +154,7 @@ def test_an_idle_hour_is_metered_by_all_of_them(agents: AgentPool) -> None:
 
 
 def test_what_fails_there_is_said_here_and_logged_there(agents: AgentPool, tmp_path: Path) -> None:
-    never_started = Stopped(LATER, Job("j", "llm", 0, 1, 1), slots_of(NODES[0])[:1], 1, "finished")
+    never_started = Stopped(LATER, SimulatedJob("j", "llm", 0, 1, 1), slots_of(NODES[0])[:1], 1, "finished")
     agents.begin([])
     agents.start_hour([never_started], LATER)
     with pytest.raises(WorkerLost, match=r"^a process with agents failed: ValueError: .* holds no device of this node"):

@@ -12,7 +12,7 @@ from typing import Any
 import trustme
 
 from fairshare.schedulers.kai.kinds import POD_GROUP
-from gputally.advise.autoscaling_spot_and_sharing import Pool, PoolAdvice, autoscaler_file
+from gputally.advise.autoscaling_spot_and_sharing import NodePool, PoolAdvice, autoscaler_file
 from gputally.kubernetes.objects import GPU, Object
 from tests.docs import accountant_of_pages
 from tests.fairshare.real_api_server import MERGE, standing
@@ -72,7 +72,7 @@ SECRETS = ("tokens.yaml", "me.token", "client.secret")
 def stage(folder: Path) -> None:
     """Write the files that the pages name and expect the reader to have, or to make with a command that `make test`
     runs."""
-    pool = Pool("prod", "h100", "NVIDIA H100 80GB HBM3", "", "")
+    pool = NodePool("prod", "h100", "NVIDIA H100 80GB HBM3", "", "")
     advised = PoolAdvice(pool, 8, 2, 1, 2, (), 0, 0.0, 0, 0.0, 0, 0.0, 0.0, (8,), None, None)
     (folder / "limits.yaml").write_text(autoscaler_file("karpenter", [advised], 0.75, "two weeks"), "utf-8")
     authority = trustme.CA()

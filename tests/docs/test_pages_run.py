@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from gputally.base.yaml_file import FileFault
-from gputally.demo.options import Options
+from gputally.demo.options import DemoOptions
 from gputally.demo.pipeline import Pipeline
 from gputally.demo.scenario import build
 from gputally.demo.session import simulate
@@ -43,7 +43,7 @@ def test_the_slow_commands_of_the_page_run(page: str, tmp_path: Path) -> None:
 def test_what_follows_the_demo_runs_against_its_pages(page: str, tmp_path: Path) -> None:
     """Every page's commands for a second terminal, after the whole demo, whose clock stops in the middle of a month."""
     (tmp_path / ".venv").symlink_to(ROOT / ".venv")
-    demo = build(Options())
+    demo = build(DemoOptions())
     with Pipeline(demo, tmp_path, 0) as pipeline:
         simulate(demo, pipeline, Console(quiet=True), tmp_path)
         otherwise = follow(page, ["demo"], Shell(tmp_path, {"COLUMNS": "120", "GPUTALLY_URL": pipeline.url}, False))

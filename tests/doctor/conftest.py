@@ -15,10 +15,10 @@ from agent.core.readings import NodeSnapshot
 from agent.holders.kubelet.kubelet_grpc_client import KubeletAnswer
 from fairshare.core.scheduler_queue_objects import instant
 from gputally.base.clock import Clock, VirtualClock
-from gputally.base.errors import Unavailable
-from gputally.doctor.check_inputs import ClusterView, Options, Sources
+from gputally.base.errors import ClusterUnavailable
+from gputally.doctor.check_inputs import ClusterView, DoctorOptions, Sources
 from gputally.doctor.findings import CannotCheck
-from gputally.doctor.node_checks import DAEMON_SET, Machine
+from gputally.doctor.node_checks import DAEMON_SET, MachineGpus
 from gputally.doctor.rbac_checks import SERVICE_ACCOUNT
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import EVENT, GPU, NODE, POD, Kind, Object
@@ -97,7 +97,7 @@ def nowhere(what: str) -> Callable[[], Any]:
 
 
 def unavailable() -> ClusterView:
-    raise Unavailable("no cluster: nothing listens")
+    raise ClusterUnavailable("no cluster: nothing listens")
 
 
 @pytest.fixture
@@ -119,8 +119,8 @@ def sources_of(clock: VirtualClock) -> Callable[..., Sources]:
     ) -> Sources:
         return Sources(
             at,
-            Options(**options),
-            machine=(lambda: Machine(machine, len(machine.devices))) if machine is not None else nowhere("driver"),
+            DoctorOptions(**options),
+            machine=(lambda: MachineGpus(machine, len(machine.devices))) if machine is not None else nowhere("driver"),
             kubelet=(lambda: kubelet) if kubelet is not None else nowhere("kubelet"),
             cluster=(lambda: cluster) if cluster is not None else unavailable,
             accountant=(lambda: accountant) if accountant is not None else nowhere("accountant"),

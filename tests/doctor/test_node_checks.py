@@ -14,9 +14,9 @@ from agent.core.readings import Allocation, DeviceReading, Gpu, HolderReading, N
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
 from gputally.doctor.__main__ import run_and_print, run_checks
-from gputally.doctor.check_inputs import Options, Sources, real_sources
+from gputally.doctor.check_inputs import DoctorOptions, Sources, real_sources
 from gputally.doctor.findings import CannotCheck, CheckResult
-from gputally.doctor.node_checks import DAEMON_SET, Machine, driver, foreign_processes
+from gputally.doctor.node_checks import DAEMON_SET, MachineGpus, driver, foreign_processes
 from gputally.kubernetes.objects import POD
 from tests.doctor.conftest import MemoryInspector, event, node
 from tests.fairshare.builders import object_of
@@ -43,7 +43,7 @@ def proc(tmp_path: Path) -> Path:
 
 def looked(socket: Path, proc: Path) -> dict[str, CheckResult]:
     """Run the three checks as `gputally doctor` does, on the test's clock."""
-    sources = real_sources(Options(kubelet_socket=socket, proc=proc), VirtualClock(0))
+    sources = real_sources(DoctorOptions(kubelet_socket=socket, proc=proc), VirtualClock(0))
     return {result.check: result for result in run_checks(sources, ONLY)}
 
 
@@ -98,7 +98,7 @@ def test_a_driver_that_does_not_start(
     fake_nvml: FakeNvml, kubelet: FakeKubelet, proc: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake_nvml.show("initerr 9")
-    sources = real_sources(Options(kubelet_socket=kubelet.path, proc=proc), VirtualClock(0))
+    sources = real_sources(DoctorOptions(kubelet_socket=kubelet.path, proc=proc), VirtualClock(0))
     assert run_and_print(sources, ["driver"], "json") == 0
     (told,) = json.loads(capsys.readouterr().out)["checks"]
     assert "no NVIDIA driver answers on this machine (driver not loaded (nvmlInit, 9))" in told["unknown"]
@@ -138,7 +138,7 @@ def snapshot(*devices: DeviceReading, holders: tuple[Allocation, ...] = (), nvml
 def test_lost_gpus_and_refused_readings() -> None:
     refused = Unavailable("no permission")
     devices = device(0, health="lost"), device(1, busy_us=refused), device(2, busy_us=refused)
-    seen = driver(Machine(snapshot(*devices), 3))
+    seen = driver(MachineGpus(snapshot(*devices), 3))
     lost, unread = seen.findings
     assert seen.seen == "driver 580.95, 3 GPUs: NVIDIA H100 80GB HBM3"
     assert (lost.severity, lost.what, lost.evidence) == ("error", "GPU 0 (NVIDIA H100 80GB HBM3) is lost", "GPU-0")

@@ -17,7 +17,7 @@ from fairshare.targets.installed import schedulers
 from fairshare.targets.status_config_map import StatusObject, render
 from gputally.doctor.rbac_checks import AccessRight, named_rights, needed_rights
 from gputally.doctor.scheduler_checks import (
-    Target,
+    SchedulerState,
     conflicts,
     free_gpus,
     guarantees,
@@ -67,7 +67,7 @@ def gang(queue: str, gpus: float) -> Gang:
 
 
 def test_a_scheduler_that_is_not_there_cannot_be_published_to() -> None:
-    (found,) = weights(policy(), [Target("kai", {}), Target("kueue", {})]).findings
+    (found,) = weights(policy(), [SchedulerState("kai", {}), SchedulerState("kueue", {})]).findings
     assert (found.severity, found.remedy) == ("error", "kubectl get crd | grep queues")
     assert found.what == "the policy publishes to kai, which is not installed: no Queue is served"
     assert found.evidence == "1 queues refer to it: a"
@@ -75,7 +75,7 @@ def test_a_scheduler_that_is_not_there_cannot_be_published_to() -> None:
 
 def test_a_version_nobody_knows_is_named() -> None:
     served = {**SERVED, ("scheduling.run.ai", "podgroups"): ("v9",)}
-    (found,) = weights(policy(), [Target("kai", served, "enforce")]).findings
+    (found,) = weights(policy(), [SchedulerState("kai", served, "enforce")]).findings
     assert found.evidence == "served: v9; known: v2alpha2"
 
 
@@ -84,7 +84,7 @@ def test_weights_that_cannot_act_and_queues_without_a_place() -> None:
         Condition("Effective", "False", "HistoryCountedTwice", "kValue is 1 in SchedulingShard default"),
         Condition("Other", "False", "No", "matter"),
     ]
-    target = Target("kai", SERVED, "enforce", conditions, [Issue("a", "KAI has no queue a")])
+    target = SchedulerState("kai", SERVED, "enforce", conditions, [Issue("a", "KAI has no queue a")])
     acts, placed = weights(policy(), [target]).findings
     assert (acts.severity, placed.severity) == ("error", "warning")
     assert acts.what == "weights published to kai have no effect (HistoryCountedTwice)"
@@ -95,7 +95,7 @@ def test_weights_that_cannot_act_and_queues_without_a_place() -> None:
 
 
 def test_without_a_policy_nothing_is_published() -> None:
-    seen = weights(None, [Target("kai", SERVED)])
+    seen = weights(None, [SchedulerState("kai", SERVED)])
     assert (seen.findings, seen.seen) == ((), "kai (off), no policy in force")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, TurnPolicy, WindowSpec
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.simulated_controller import Feedback
-from fairshare.simulator.simulation_model import Pool, Record, Rules, Workload
+from fairshare.simulator.simulation_model import ReplayPool, ReplayRecord, Rules, Workload
 from tests.evaluation.kai_scenarios import whole_gpus
 
 HOUR, GPUS, GUARANTEED, BURST = 3600, 100, 20, 40
@@ -34,8 +34,8 @@ class Study:
     partition: the simulation with fixed quotas.
     waits_s: how long each burst waited until all of it ran, in seconds."""
 
-    record: Record
-    partition: Record
+    record: ReplayRecord
+    partition: ReplayRecord
     waits_s: tuple[int, ...]
 
     @property
@@ -69,9 +69,9 @@ def play(half_life_s: int | None) -> Study:
             for team, w in zip(TEAMS, weights, strict=True)
         ),
     )
-    pool = Pool(GPUS, deserved, weights, rules=Rules(checkpoint_ms=600_000, restart_ms=60_000, min_runtime_ms=0))
+    pool = ReplayPool(GPUS, deserved, weights, rules=Rules(checkpoint_ms=600_000, restart_ms=60_000, min_runtime_ms=0))
     record = replay(work, pool, HOURS * HOUR, steering=Feedback(policy), dividing=whole_gpus(TEAMS, deserved))
-    fixed = Pool(GPUS, deserved, weights, limits=[44, 28, 28], rules=Rules(reclaim=False))
+    fixed = ReplayPool(GPUS, deserved, weights, limits=[44, 28, 28], rules=Rules(reclaim=False))
     bursts = [i for i, gpus in enumerate(work.gpus) if gpus == BURST]
     waits = tuple(
         (record.started_s[i] if record.started_s[i] >= 0 else record.end_s) - work.submit_s[i] for i in bursts

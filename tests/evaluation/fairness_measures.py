@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairshare.laws.division import fill
-from fairshare.simulator.simulation_model import CONTROL_S, SNAPSHOT_S, Record
+from fairshare.simulator.simulation_model import CONTROL_S, SNAPSHOT_S, ReplayRecord
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -103,7 +103,7 @@ class PolicyScore:
     slowdown: tuple[float, float]
 
 
-def spans(record: Record, length_h: int) -> list[Span]:
+def spans(record: ReplayRecord, length_h: int) -> list[Span]:
     """Return all windows of `length_h` hours that begin after the warm-up, LENGTHS_H[length_h] hours apart.
 
     Every window begins at a snapshot."""
@@ -126,14 +126,14 @@ def spans(record: Record, length_h: int) -> list[Span]:
     return windows
 
 
-def contended(reference: Record) -> dict[int, frozenset[int]]:
+def contended(reference: ReplayRecord) -> dict[int, frozenset[int]]:
     """Return for each window length the starts of the windows in which demand exceeded capacity."""
     return {
         length: frozenset(each.start_s for each in spans(reference, length) if each.contended) for length in LENGTHS_H
     }
 
 
-def score(policy: str, record: Record, windows: dict[int, frozenset[int]]) -> PolicyScore:
+def score(policy: str, record: ReplayRecord, windows: dict[int, frozenset[int]]) -> PolicyScore:
     """Return the figures of one run. windows: the result of `contended` for the first-come-first-served run."""
     from_s = WARM_UP_S
     weeks, days = spans(record, 168), spans(record, 24)
@@ -169,7 +169,7 @@ def score(policy: str, record: Record, windows: dict[int, frozenset[int]]) -> Po
     )
 
 
-def movement(record: Record, from_s: int = WARM_UP_S) -> tuple[float, float]:
+def movement(record: ReplayRecord, from_s: int = WARM_UP_S) -> tuple[float, float]:
     """Return `move_per_day` and `swing` of PolicyScore, from the weights in force after `from_s`."""
     weights = np.array(record.weights[from_s // CONTROL_S :], float)
     if len(weights) < 2:
@@ -180,7 +180,7 @@ def movement(record: Record, from_s: int = WARM_UP_S) -> tuple[float, float]:
     return distance / ((len(weights) - 1) * CONTROL_S / 86_400), swing
 
 
-def waits(record: Record, from_s: int) -> tuple[Floats, Ints, Ints]:
+def waits(record: ReplayRecord, from_s: int) -> tuple[Floats, Ints, Ints]:
     """Return the hours of waiting, the queue and the GPUs of every job submitted in [from_s, end of the run)."""
     submit = np.asarray(record.workload.submit_s)
     counted = (submit >= from_s) & (submit < record.end_s)
@@ -189,7 +189,7 @@ def waits(record: Record, from_s: int) -> tuple[Floats, Ints, Ints]:
     return waits, np.asarray(record.workload.queue)[counted], np.asarray(record.workload.gpus)[counted]
 
 
-def slowdowns(record: Record, from_s: int) -> Floats:
+def slowdowns(record: ReplayRecord, from_s: int) -> Floats:
     """Return the bounded slowdown of every job that was submitted from `from_s` on and finished."""
     submit, finish = np.asarray(record.workload.submit_s), np.asarray(record.finished_s)
     counted = (submit >= from_s) & (finish >= 0)

@@ -18,11 +18,18 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from accountant.wire.policy_models import Policy, QueuePolicy, TurnPolicy, WindowSpec
-from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem
+from fairshare.core.queues_and_weights import UNLIMITED, DivisionProblem, QueueClaim
 from fairshare.laws.division import divide, fair_shares
 from fairshare.simulator.scheduler_engine import replay
-from fairshare.simulator.simulated_controller import Feedback, Usage
-from fairshare.simulator.simulation_model import ControllerView, Dividing, Pool, Record, Rules, workload_of_rows
+from fairshare.simulator.simulated_controller import Feedback, SlidingUsage
+from fairshare.simulator.simulation_model import (
+    ControllerView,
+    Dividing,
+    ReplayPool,
+    ReplayRecord,
+    Rules,
+    workload_of_rows,
+)
 from gputally.base.errors import DivisionError
 from gputally.base.units import MS_PER_SECOND
 from gputally.base.yaml_file import Document, FileFault
@@ -36,7 +43,7 @@ def whole_gpus(names: Sequence[str], deserved: Sequence[float], priorities: Sequ
 
     def dividing(view: ControllerView, weights: Sequence[float]) -> list[float]:
         claims = tuple(
-            Claim(
+            QueueClaim(
                 name,
                 view.asked[q],
                 deserved[q],
@@ -93,8 +100,8 @@ class _Queue(_Keys):
     deserved: Annotated[float, Field(alias="DeservedGPUs", le=_MOST_AMOUNT), AfterValidator(_quota)] = 0.0
     weight: float = Field(default=1.0, alias="Weight", ge=0, le=_MOST_AMOUNT)
 
-    def claim(self, creation: int) -> Claim:
-        return Claim(
+    def claim(self, creation: int) -> QueueClaim:
+        return QueueClaim(
             self.name, 0.0, self.deserved, weight=self.weight, priority=self.priority, creation=creation,
             parent=self.parent or None,
         )  # fmt: skip
@@ -130,9 +137,9 @@ class Scenario:
     half_life_s: int | None
     k: float
     gpus: tuple[int, ...]
-    queues: tuple[Claim, ...]
+    queues: tuple[QueueClaim, ...]
     pods: Mapping[str, tuple[int, ...]]
-    departments: tuple[Claim, ...] = ()
+    departments: tuple[QueueClaim, ...] = ()
 
     @property
     def capacity(self) -> int:
@@ -181,7 +188,7 @@ def _fault(document: Document, where: str, message: str) -> FileFault:
     return FileFault([f"{document.place(tuple(where.split('.', 1)))}: {where}: {message}"])
 
 
-def run(scenario: Scenario, law: str, *, turns: bool = False) -> Record:
+def run(scenario: Scenario, law: str, *, turns: bool = False) -> ReplayRecord:
     """Run a scenario under a law of `LAWS`. Turns need leaves of one parent.
 
     Raises ValueError for an unknown law, DivisionError for turns among several departments."""
@@ -199,14 +206,14 @@ def run(scenario: Scenario, law: str, *, turns: bool = False) -> Record:
     ]
     pods = workload_of_rows(names, rows, left_out=sum(map(len, scenario.pods.values())) - len(rows))
     rules = Rules(checkpoint_ms=MS_PER_SECOND, restart_ms=0, min_runtime_ms=0)
-    pool = Pool(scenario.capacity, _quotas(scenario), [queue.weight for queue in queues], rules=rules)
+    pool = ReplayPool(scenario.capacity, _quotas(scenario), [queue.weight for queue in queues], rules=rules)
     k = scenario.k if law == "kai" else 0.0
     steering = Feedback(_policy(scenario), scheduler_k=k, turns_only=True) if turns else None
     dividing = _level_by_level(scenario, k)
     return replay(pods, pool, scenario.cycles, steering=steering, dividing=dividing, control_s=1, tick_s=1)
 
 
-def csv_rows(scenario: Scenario, record: Record) -> Iterator[tuple[int, str, float, float]]:
+def csv_rows(scenario: Scenario, record: ReplayRecord) -> Iterator[tuple[int, str, float, float]]:
     """Yield (Time, QueueID, Allocation, FairShare) of every cycle and queue. A department's figures are the sums over
     its leaf queues."""
     departments = [(department.name, scenario.leaves_of(department.name)) for department in scenario.departments]
@@ -231,7 +238,7 @@ def entitled(scenario: Scenario) -> dict[str, float]:
     return {queue.name: share for queue, share in zip(scenario.queues, shares, strict=True)}
 
 
-def second_half(record: Record) -> list[float]:
+def second_half(record: ReplayRecord) -> list[float]:
     """Return the mean GPUs held per queue over the second half of the cycles."""
     half = record.held[len(record.held) // 2 :]
     return [sum(row[q] for row in half) / len(half) for q in range(len(record.workload.queues))]
@@ -240,7 +247,7 @@ def second_half(record: Record) -> list[float]:
 def _level_by_level(scenario: Scenario, k: float) -> Dividing:
     """Return a function that divides the queue tree as KAI does. The usage of a queue is its part of the cluster's GPU
     time in the window."""
-    usage = Usage(len(scenario.queues), scenario.window_s, scenario.half_life_s)
+    usage = SlidingUsage(len(scenario.queues), scenario.window_s, scenario.half_life_s)
 
     def dividing(view: ControllerView, weights: Sequence[float]) -> list[float]:
         used, possible = usage.at(view)

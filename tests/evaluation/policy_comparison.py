@@ -29,7 +29,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fairshare.explain.what_if_figure import COLOURS, DASHES, figure
-from fairshare.simulator.simulation_model import SNAPSHOT_S, Record, Workload
+from fairshare.simulator.simulation_model import SNAPSHOT_S, ReplayRecord, Workload
 from gputally.base.terminal import figures, table
 from tests.evaluation import fairness_measures, scheduling_policies
 from tests.evaluation.fairness_measures import PolicyScore
@@ -57,7 +57,7 @@ class Result:
     capacity: int
     window: Window
     score: PolicyScore
-    record: Record
+    record: ReplayRecord
     contended: dict[int, frozenset[int]]
 
 

@@ -29,14 +29,14 @@ import numpy.typing as npt
 from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, TurnPolicy, WindowSpec
 from fairshare.laws.division import fill
 from fairshare.simulator.scheduler_engine import replay
-from fairshare.simulator.simulated_controller import Feedback, Usage
+from fairshare.simulator.simulated_controller import Feedback, SlidingUsage
 from fairshare.simulator.simulation_model import (
     CONTROL_S,
     ControllerView,
     Dividing,
-    Pool,
     Ranking,
-    Record,
+    ReplayPool,
+    ReplayRecord,
     Rules,
     SimulatedController,
     Workload,
@@ -227,9 +227,9 @@ class Setup:
     share: Sequence[float]
     guaranteed: float = 0.5
 
-    def pool(self) -> Pool:
+    def pool(self) -> ReplayPool:
         deserved = [self.guaranteed * part * self.capacity for part in self.share]
-        return Pool(self.capacity, deserved, list(self.share))
+        return ReplayPool(self.capacity, deserved, list(self.share))
 
 
 def unknown(name: str) -> bool:
@@ -244,7 +244,7 @@ def run(
     end_s: int,
     *,
     progress: Callable[[float], None] | None = None,
-) -> Record:
+) -> ReplayRecord:
     """Replay a workload under a policy of `NAMES`, or `kai-` with any k and half-life. Raises ValueError for any other
     name.
 
@@ -299,7 +299,7 @@ def fair_share_factor(usage: float, shares: float) -> float:
 def _ranking(name: str, setup: Setup) -> Ranking:
     """Return the ranking of queues by their usage, with a half-life of a week, relative to their share."""
     queues = len(setup.share)
-    usage = Usage(queues, 3 * _ORDER_HALF_LIFE_S, _ORDER_HALF_LIFE_S)
+    usage = SlidingUsage(queues, 3 * _ORDER_HALF_LIFE_S, _ORDER_HALF_LIFE_S)
     waited: list[int] = [0] * queues
 
     def rank(view: ControllerView) -> list[float]:

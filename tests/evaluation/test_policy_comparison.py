@@ -17,7 +17,7 @@ from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
 from fairshare.simulator.entitlement import entitlement, feasible_demand
 from fairshare.simulator.scheduler_engine import replay
 from fairshare.simulator.simulated_controller import Feedback
-from fairshare.simulator.simulation_model import CONTROL_S, ControllerView, Outcome, Pool, Workload
+from fairshare.simulator.simulation_model import CONTROL_S, ControllerView, JobOutcome, ReplayPool, Workload
 from gputally.base.errors import DivisionError
 from gputally.base.yaml_file import Document, FileFault
 from gputally.testing.fake_accountant import usage_window
@@ -31,11 +31,11 @@ from tests.simulator.conftest import MINUTE, job, work_of
 
 def test_a_job_demands_no_more_than_its_gang_for_the_time_left() -> None:
     outcomes = [
-        Outcome(job("whole", gpus=2, minutes=30)),
-        Outcome(job("cut-off", gpus=4, minutes=600, at=90)),
-        Outcome(job("other", queue="b", minutes=10, at=50)),
-        Outcome(job("too-late", queue="b", at=120)),
-        Outcome(job("impossible", queue="b", gpus=999), rejected=True),
+        JobOutcome(job("whole", gpus=2, minutes=30)),
+        JobOutcome(job("cut-off", gpus=4, minutes=600, at=90)),
+        JobOutcome(job("other", queue="b", minutes=10, at=50)),
+        JobOutcome(job("too-late", queue="b", at=120)),
+        JobOutcome(job("impossible", queue="b", gpus=999), rejected=True),
     ]
     assert feasible_demand(outcomes, 0, 120 * MINUTE) == {"a": (2 * 30 + 4 * 30) * MINUTE, "b": 10 * MINUTE}
 
@@ -83,8 +83,8 @@ def _two_teams(days: int = 15) -> Workload:
 
 
 def test_a_day_that_is_shared_by_entitlement_has_no_error_and_one_that_is_not_says_how_much() -> None:
-    fair = replay(_two_teams(), Pool(16, [0.0, 0.0], [1.0, 1.0]), 15 * DAY)
-    unfair = replay(_two_teams(), Pool(16, [0.0, 0.0], [3.0, 1.0]), 15 * DAY)
+    fair = replay(_two_teams(), ReplayPool(16, [0.0, 0.0], [1.0, 1.0]), 15 * DAY)
+    unfair = replay(_two_teams(), ReplayPool(16, [0.0, 0.0], [3.0, 1.0]), 15 * DAY)
     late = [span for span in fairness_measures.spans(fair, 24) if span.start_s >= 9 * DAY]
     assert all(span.contended for span in late)
     assert max(span.error for span in late) < 0.05
@@ -96,13 +96,13 @@ def test_a_day_that_is_shared_by_entitlement_has_no_error_and_one_that_is_not_sa
 
 def test_demand_counts_backlog_and_arrivals_each_up_to_what_they_could_run() -> None:
     work = work_of([(0, 4, 100 * DAY, 0), (0, 8, 2 * HOUR, 1), (8 * DAY - HOUR, 2, 3 * HOUR, 1), (9 * DAY, 1, HOUR, 1)])
-    record = replay(work, Pool(8, [8.0, 0.0], [1.0, 0.0]), 15 * DAY)
+    record = replay(work, ReplayPool(8, [8.0, 0.0], [1.0, 0.0]), 15 * DAY)
     span = next(span for span in fairness_measures.spans(record, 24) if span.start_s == 8 * DAY - 6 * HOUR)
     assert span.demand.tolist() == [4 * DAY, 8 * 2 * HOUR + 2 * 3 * HOUR]
 
 
 def test_movement_counts_half_of_every_shift_of_normalised_weights() -> None:
-    pool = Pool(8, [0.0, 0.0], [1.0, 1.0])
+    pool = ReplayPool(8, [0.0, 0.0], [1.0, 1.0])
 
     def swap(view: ControllerView) -> list[float]:
         return [3.0, 1.0] if view.now_s // DAY % 2 else [1.0, 1.0]
@@ -160,7 +160,7 @@ def test_the_bootstrap_is_repeatable_and_knows_how_little_one_window_says() -> N
 
 def test_slowdown_is_bounded_for_short_jobs() -> None:
     """8 GPUs: a job of one minute that waits 58 minutes took 59, which is 5.9 times the ten minutes it counts as."""
-    record = replay(work_of([(0, 8, 59 * 60, 0), (60, 8, 60, 0)]), Pool(8, [8.0, 0.0], [1.0, 1.0]), DAY)
+    record = replay(work_of([(0, 8, 59 * 60, 0), (60, 8, 60, 0)]), ReplayPool(8, [8.0, 0.0], [1.0, 1.0]), DAY)
     assert fairness_measures.slowdowns(record, 0).tolist() == [1.0, 5.9]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fairshare.laws.division import fill
-from fairshare.simulator.simulation_model import CONTROL_S, ControllerView, Record, Workload
+from fairshare.simulator.simulation_model import CONTROL_S, ControllerView, ReplayRecord, Workload
 from tests.evaluation import scheduling_policies
 from tests.evaluation.case_study import BURST, GUARANTEED, HALF_LIVES_S, SLOT_S, play
 from tests.evaluation.kai_scenarios import whole_gpus
@@ -108,7 +108,7 @@ def workload() -> Workload:
     return Workload(("a", "b", "c"), submit, gpus, duration, queue)
 
 
-def _digest(record: Record) -> str:
+def _digest(record: ReplayRecord) -> str:
     """Return a digest of every event; shares and weights to nine digits, because the last may depend on the libm."""
     weights, shares = ([[f"{x:.9g}" for x in row] for row in rows] for rows in (record.weights, record.shares))
     backlog = [(jobs.tolist(), left.tolist()) for jobs, left in record.backlog]

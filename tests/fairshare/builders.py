@@ -10,7 +10,7 @@ from typing import Any
 from accountant.wire.policy_models import Policy
 from accountant.wire.usage_cost_and_job_models import BudgetState
 from fairshare.schedulers.kai.kinds import POD_GROUP, QUEUE, SHARD
-from gputally.base.errors import Refused, Unavailable
+from gputally.base.errors import ClusterRefused, ClusterUnavailable
 from gputally.kubernetes.api_client import error_of
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, GPU, NODE, POD, Event, Kind, Object
@@ -127,7 +127,7 @@ class Failing(MemoryCluster):
     """A cluster in which the verbs in `failing` fail: a verb (`get`), or a verb on a kind (`get ConfigMap`)."""
 
     failing: frozenset[str] = frozenset()
-    error: Exception = Unavailable("GET: 503: the server is currently unable to handle the request")
+    error: Exception = ClusterUnavailable("GET: 503: the server is currently unable to handle the request")
 
     def _fail(self, *what: str) -> None:
         if self.failing & set(what):
@@ -154,7 +154,7 @@ class Failing(MemoryCluster):
 
     def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False, subresource: str = "") -> Object:
         if obj["kind"] == "ConfigMap" and not self.admit_config_maps:
-            raise Refused("PATCH: 403: exceeded quota: objects")
+            raise ClusterRefused("PATCH: 403: exceeded quota: objects")
         self._fail(f"apply {obj['kind']}")
         return super().apply(obj, field_manager=field_manager, dry_run=dry_run, subresource=subresource)
 

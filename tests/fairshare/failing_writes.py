@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gputally.base.errors import Unavailable
+from gputally.base.errors import ClusterUnavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Event, Object
 
@@ -14,7 +14,7 @@ class FaultAt(MemoryCluster):
     """A cluster in which one write fails: the first before 0, the second before 1, …, carried out or not. Dry runs do
     not count."""
 
-    error: Exception = Unavailable("timeout")
+    error: Exception = ClusterUnavailable("timeout")
     at: int | None = None
     carried_out = False
     writes = 0

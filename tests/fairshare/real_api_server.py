@@ -16,7 +16,7 @@ import yaml
 from fairshare.core.published_devices import SLICES
 from fairshare.schedulers.kai.kinds import CONFIG
 from fairshare.schedulers.volcano.kinds import COMMAND
-from gputally.base.errors import NotFound, Unavailable
+from gputally.base.errors import ClusterUnavailable, NotFound
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, POD_GROUPS, PRIORITY_CLASS, Kind, Object
 from tests.deadlines import until
@@ -163,6 +163,6 @@ def _without_schema(kind: Kind) -> dict[str, Any]:
 def _served(cluster: KubernetesCluster, kind: Kind) -> bool:
     try:
         cluster.list(kind)
-    except (NotFound, Unavailable):
+    except (NotFound, ClusterUnavailable):
         return False
     return True

@@ -13,7 +13,7 @@ import pytest
 from kubernetes import client
 
 from fairshare.schedulers.kai.kinds import QUEUE
-from gputally.base.errors import ClusterError, Conflict, NotFound, Refused, Unavailable, VersionGone
+from gputally.base.errors import ClusterError, ClusterRefused, ClusterUnavailable, Conflict, NotFound, VersionGone
 from gputally.kubernetes import api_client
 from gputally.kubernetes.api_client import MOST_LINE_BYTES, PAGE, KubernetesCluster
 from gputally.kubernetes.objects import CONFIG_MAP, Event
@@ -115,8 +115,9 @@ def test_a_conflict_names_the_owners(cluster: KubernetesCluster, stub: Stub) -> 
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        (400, Refused), (401, Refused), (403, Refused), (404, NotFound), (409, Conflict), (410, VersionGone),
-        (422, Refused), (429, Unavailable), (500, Unavailable), (503, Unavailable),
+        (400, ClusterRefused), (401, ClusterRefused), (403, ClusterRefused), (404, NotFound), (409, Conflict), (410,
+        VersionGone), (422, ClusterRefused), (429, ClusterUnavailable), (500, ClusterUnavailable), (503,
+        ClusterUnavailable),
     ],
 )  # fmt: skip
 def test_every_status_is_an_error(
@@ -131,16 +132,16 @@ def test_every_status_is_an_error(
 
 def test_an_answer_that_is_none(cluster: KubernetesCluster, stub: Stub) -> None:
     stub.reply = lambda *_: (200, b"<html>")
-    with pytest.raises(Unavailable, match="not JSON"):
+    with pytest.raises(ClusterUnavailable, match="not JSON"):
         cluster.get(CONFIG_MAP, "a", "ns")
     stub.reply = lambda *_: (502, b"bad gateway")
-    with pytest.raises(Unavailable, match="502: bad gateway"):
+    with pytest.raises(ClusterUnavailable, match="502: bad gateway"):
         cluster.get(CONFIG_MAP, "a", "ns")
 
 
 def test_a_server_that_is_not_there() -> None:
     nowhere = client.ApiClient(client.Configuration(host="http://127.0.0.1:1", retries=False))
-    with nowhere as api, pytest.raises(Unavailable, match="the API server does not answer"):
+    with nowhere as api, pytest.raises(ClusterUnavailable, match="the API server does not answer"):
         KubernetesCluster(api, [QUEUE], timeout_s=1).list(QUEUE)
 
 
@@ -156,12 +157,12 @@ def test_an_event_has_a_fraction_of_a_second_and_a_name_of_its_content(cluster: 
     assert len(first["note"]) == 1024
     assert first["metadata"]["name"] == second["metadata"]["name"]
     stub.reply = lambda *_: (403, {"message": "events is forbidden"})
-    with pytest.raises(Refused):
+    with pytest.raises(ClusterRefused):
         cluster.event(event)
 
 
 def test_no_cluster_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="no access to a cluster"):
+    with pytest.raises(ClusterUnavailable, match="no access to a cluster"):
         KubernetesCluster.connect([QUEUE], tmp_path / "no-kubeconfig")
 
 
@@ -187,7 +188,7 @@ def test_a_kubeconfig_is_read(tmp_path: Path, stub: Stub) -> None:
 
 def test_a_watch_line_that_is_too_long_for_an_object_is_not_collected(cluster: KubernetesCluster, stub: Stub) -> None:
     stub.reply = lambda *_: (200, b"x" * (MOST_LINE_BYTES + 2**20))
-    with pytest.raises(Unavailable, match=rf"a line of the watch is longer than {MOST_LINE_BYTES} bytes"):
+    with pytest.raises(ClusterUnavailable, match=rf"a line of the watch is longer than {MOST_LINE_BYTES} bytes"):
         list(cluster.api().watch(CONFIG_MAP.path(), {"resourceVersion": "1"}))
 
 
@@ -201,10 +202,10 @@ def test_a_request_that_gets_no_answer_is_repeated_at_most_once(
     with _served(stub) as url, fault_proxy(url) as proxy:
         cluster = KubernetesCluster.connect([QUEUE], kubeconfig_of(proxy.url, tmp_path), timeout_s=0.2)
         proxy.spoil(".", fault, times=9)
-        with pytest.raises(Unavailable):
+        with pytest.raises(ClusterUnavailable):
             cluster.get(QUEUE, "a")
         assert len(proxy.seen) == reads
-        with pytest.raises(Unavailable):
+        with pytest.raises(ClusterUnavailable):
             cluster.apply(object_of(QUEUE, "a"), field_manager="us")
         assert len(proxy.seen) == reads + writes
 
@@ -218,7 +219,7 @@ def test_an_answer_that_comes_byte_by_byte_ends_with_the_time_of_its_request() -
     """Else a slow proxy would hold the thread of the leader election, or of a cycle, for as long as it likes."""
     with listening(Trickling) as url, client.ApiClient(client.Configuration(host=url)) as api:
         cluster = KubernetesCluster(api, [QUEUE], timeout_s=0.5)
-        with pytest.raises(Unavailable, match="no whole answer within"):
+        with pytest.raises(ClusterUnavailable, match="no whole answer within"):
             cluster.get(QUEUE, "a")
 
 
@@ -231,14 +232,14 @@ def test_headers_that_come_byte_by_byte_end_with_the_time_of_their_request(tmp_p
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
         }))  # fmt: skip
         cluster = KubernetesCluster.connect([QUEUE], place, timeout_s=0.2)
-        with pytest.raises(Unavailable, match="does not answer"):
+        with pytest.raises(ClusterUnavailable, match="does not answer"):
             cluster.get(QUEUE, "a")
 
 
 def test_an_answer_has_a_largest_size(cluster: KubernetesCluster, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_client, "MOST_ANSWER_BYTES", 1_000)
     stub.reply = lambda *_: (200, {"metadata": {"name": "a"}, "spec": "x" * 2_000})
-    with pytest.raises(Unavailable, match="more than 1000 bytes"):
+    with pytest.raises(ClusterUnavailable, match="more than 1000 bytes"):
         cluster.get(QUEUE, "a")
     stub.reply = lambda *_: (200, {"metadata": {"name": "a"}})
     assert cluster.get(QUEUE, "a")["metadata"]["name"] == "a"

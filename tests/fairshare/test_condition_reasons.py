@@ -21,7 +21,7 @@ from fairshare.schedulers.runai.adapter import effective as runai_effective
 from fairshare.schedulers.volcano.kinds import POD_GROUP as VOLCANO_GROUP
 from fairshare.targets.installed import adapters
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import NotFound, Refused, Unavailable
+from gputally.base.errors import ClusterRefused, ClusterUnavailable, NotFound
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Object
 from gputally.kubernetes.scheduler_plugins import SchedulerPlugin, schedulers
@@ -295,11 +295,11 @@ def found(accountant: Accountant, controller_of: Make) -> Make:
 
 @pytest.mark.parametrize(("what", "error", "reason"), [
     ("list Queue", NotFound("GET: 404: the server could not find the requested resource"), "CRDAbsent"),
-    ("list Queue", Refused("GET: 403: queues.scheduling.run.ai is forbidden"), "Refused"),
-    ("list Queue", Unavailable("GET: 503: the server is currently unable to handle the request"), "Unavailable"),
+    ("list Queue", ClusterRefused("GET: 403: queues.scheduling.run.ai is forbidden"), "Refused"),
+    ("list Queue", ClusterUnavailable("GET: 503: the server is currently unable to handle the request"), "Unavailable"),
     ("apply Queue", NotFound("PATCH: 404: queues.scheduling.run.ai a not found"), "NotFound"),
-    ("apply Queue", Refused("PATCH: 403: admission webhook denied the request"), "Refused"),
-    ("apply Queue", Unavailable("PATCH: 504: timeout"), "Unavailable"),
+    ("apply Queue", ClusterRefused("PATCH: 403: admission webhook denied the request"), "Refused"),
+    ("apply Queue", ClusterUnavailable("PATCH: 504: timeout"), "Unavailable"),
 ])  # fmt: skip
 def test_what_the_api_server_answers_is_the_reason_until_it_answers_well(
     found: Make, what: str, error: Exception, reason: str

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_cost_and_job_models import BudgetState
 from fairshare.controller.control_loop import Controller
-from fairshare.controller.controller_metrics import Metrics
+from fairshare.controller.controller_metrics import ControllerMetrics
 from fairshare.controller.cycle_report import CycleReport, replay_weights
 from fairshare.controller.event_and_decision_recorder import MOST_CYCLES, CycleLog, CycleRecorder
 from fairshare.controller.weight_writer import adopt
@@ -25,7 +25,7 @@ from fairshare.core.gpu_demand import read_pod
 from fairshare.schedulers.kai.kinds import QUEUE, SHARD
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import AccountantRefused, AccountantUnavailable, Conflict, Refused, Unavailable
+from gputally.base.errors import AccountantRefused, AccountantUnavailable, ClusterRefused, ClusterUnavailable, Conflict
 from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.memory_cluster import MemoryCluster
@@ -374,7 +374,7 @@ def test_an_event_that_is_refused_keeps_nothing_else_back(kai: Make) -> None:
         cluster.put(
             {**cluster.get(QUEUE, name), "spec": {"resources": {"gpu": {"overQuotaWeight": 7}}}}, field_manager="x"
         )
-    cluster.failing, cluster.error = frozenset({"event Queue"}), Refused("POST: 403: it is being terminated")
+    cluster.failing, cluster.error = frozenset({"event Queue"}), ClusterRefused("POST: 403: it is being terminated")
     controller.cycle()
     assert json.loads(_ours(cluster)["kai.Available"])["reason"] == "Contested"
     assert "Contested" in {event.reason for event in cluster.events}
@@ -415,7 +415,7 @@ def test_pods_not_listed_recently_decide_nothing(
     pods: Any = Reflector(cluster.api(), POD.path(), dict, read_pod, now_ms=clock.monotonic_ms)
     held = lambda: tuple(pods.values().values())  # noqa: E731
     controller = controller_of(policy_of(), cluster, pods=held, unseen=pods.behind)
-    cluster.failing, cluster.error = frozenset({"list Pod"}), Refused("GET: 403: pods is forbidden")
+    cluster.failing, cluster.error = frozenset({"list Pod"}), ClusterRefused("GET: 403: pods is forbidden")
     pods.prime()
     unread = "pods have not been read yet: GET: 403: pods is forbidden"
     assert hold_of(controller.cycle()) == ("PodsUnseen", unread)
@@ -432,7 +432,7 @@ def test_pods_not_listed_recently_decide_nothing(
 
 def test_a_refused_policy_is_said_until_it_is_mended(kai: Make, clock: VirtualClock, controller_of: Make) -> None:
     cluster, _ = kai()
-    stop, metrics, seen = threading.Event(), Metrics(clock), []
+    stop, metrics, seen = threading.Event(), ControllerMetrics(clock), []
     good, new = policy_of(), policy_of(k=0.5)
     answers: list[Policy | FileFault | None] = [None, FileFault(["policy.yaml:3: no such queue: 'x'"]), None, new]
 
@@ -569,7 +569,7 @@ def test_a_second_controller_with_another_lease_reports_contested_and_writes_not
     assert conditions_of(first.cycle())["kai.Available"] == ("False", "Contested")
 
 
-@pytest.mark.parametrize("error", [Refused("GET: 403: configmaps is forbidden"), Unavailable("GET: 503")])
+@pytest.mark.parametrize("error", [ClusterRefused("GET: 403: configmaps is forbidden"), ClusterUnavailable("GET: 503")])
 def test_without_the_state_of_earlier_cycles_nothing_is_written(
     accountant: Accountant, controller_of: Make, error: Exception
 ) -> None:

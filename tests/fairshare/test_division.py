@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fairshare.__main__ import main
 from fairshare.cli.division_cases import parse
-from fairshare.core.queues_and_weights import Claim, DivisionProblem, DivisionRound, Remainder
+from fairshare.core.queues_and_weights import DivisionProblem, DivisionRound, QueueClaim, Remainder
 from fairshare.explain.plan_tables import division_table
 from fairshare.laws.division import divide
 from gputally.base.errors import DivisionError
@@ -61,7 +61,7 @@ def test_an_explanation_changes_nothing_and_accounts_for_every_unit(golden_text:
 
 
 def test_a_round_shows_its_numbers() -> None:
-    claims = (Claim("heavy", 100, usage=0.6), Claim("light", 100, usage=0.1))
+    claims = (QueueClaim("heavy", 100, usage=0.6), QueueClaim("light", 100, usage=0.1))
     division = divide(DivisionProblem("two", 15, 1.0, claims), explain=True)
     (first, remainder) = division.steps
     assert isinstance(first, DivisionRound)
@@ -75,15 +75,15 @@ def test_a_round_shows_its_numbers() -> None:
     assert dict(division.shares) == {"heavy": 5, "light": 10}
 
 
-SPENT = (Claim("a", 10, usage=1.0), Claim("b", 10, usage=1.0))
-HEAVY = (Claim("a", 10, usage=2.0, weight=3.0), Claim("b", 10, usage=2.0))
-ODD = (Claim("a", 9, priority=2), Claim("b", 9, priority=2), Claim("late", 9, priority=1))
+SPENT = (QueueClaim("a", 10, usage=1.0), QueueClaim("b", 10, usage=1.0))
+HEAVY = (QueueClaim("a", 10, usage=2.0, weight=3.0), QueueClaim("b", 10, usage=2.0))
+ODD = (QueueClaim("a", 9, priority=2), QueueClaim("b", 9, priority=2), QueueClaim("late", 9, priority=1))
 
 
 @pytest.mark.parametrize(
     ("pool", "k", "claims", "kai", "ours"),
     [
-        (1, 0.0, (Claim("a", 0.7), Claim("b", 0.7)), {"a": 1.0, "b": 0.0}, {"a": 0.7, "b": 0.3}),
+        (1, 0.0, (QueueClaim("a", 0.7), QueueClaim("b", 0.7)), {"a": 1.0, "b": 0.0}, {"a": 0.7, "b": 0.3}),
         (8, 1.0, SPENT, {"a": 0, "b": 0}, {"a": 4, "b": 4}),
         (8, 1.0, HEAVY, {"a": 0, "b": 0}, {"a": 6, "b": 2}),
         (9, 0.0, ODD, {"a": 4, "b": 4, "late": 1}, {"a": 5, "b": 4, "late": 0}),
@@ -91,7 +91,7 @@ ODD = (Claim("a", 9, priority=2), Claim("b", 9, priority=2), Claim("late", 9, pr
     ids=["no more than requested", "usage zeroes every P", "then by weight", "a priority is served to the end"],
 )
 def test_where_the_division_departs_from_kai(
-    pool: float, k: float, claims: tuple[Claim, ...], kai: dict[str, float], ours: dict[str, float]
+    pool: float, k: float, claims: tuple[QueueClaim, ...], kai: dict[str, float], ours: dict[str, float]
 ) -> None:
     case = DivisionProblem("case", pool, k, claims)
     compatible, by_default = divide(case, kai_compat=True), divide(case)
@@ -101,7 +101,7 @@ def test_where_the_division_departs_from_kai(
 
 
 def test_weightless_queues_with_negative_usage_count_in_the_sum_alone() -> None:
-    claims = (Claim("a", 10, weight=1.0), Claim("b", 10, weight=0.0, usage=-2.0))
+    claims = (QueueClaim("a", 10, weight=1.0), QueueClaim("b", 10, weight=0.0, usage=-2.0))
     division = divide(DivisionProblem("phantom", 4, 1.0, claims), explain=True, kai_compat=True)
     assert isinstance(division.steps[0], DivisionRound)
     assert division.steps[0].sum_p == 4.0
@@ -111,20 +111,20 @@ def test_weightless_queues_with_negative_usage_count_in_the_sum_alone() -> None:
 @pytest.mark.parametrize(
     ("claims", "message"),
     [
-        ((Claim("a", 1), Claim("a", 2)), "queue 'a' occurs twice"),
-        ((Claim("a", 1, parent="x"),), "queue 'a' has the unknown parent 'x'"),
-        ((Claim("a", 1, parent="b"), Claim("b", 1, parent="a")), "the queue tree has a cycle: a -> b -> a"),
-        ((Claim("a", 1, parent="a"),), "the queue tree has a cycle: a -> a"),
+        ((QueueClaim("a", 1), QueueClaim("a", 2)), "queue 'a' occurs twice"),
+        ((QueueClaim("a", 1, parent="x"),), "queue 'a' has the unknown parent 'x'"),
+        ((QueueClaim("a", 1, parent="b"), QueueClaim("b", 1, parent="a")), "the queue tree has a cycle: a -> b -> a"),
+        ((QueueClaim("a", 1, parent="a"),), "the queue tree has a cycle: a -> a"),
     ],
 )
-def test_an_impossible_tree_is_refused(claims: tuple[Claim, ...], message: str) -> None:
+def test_an_impossible_tree_is_refused(claims: tuple[QueueClaim, ...], message: str) -> None:
     with pytest.raises(DivisionError) as refused:
         divide(DivisionProblem("bad", 4, 0.0, claims))
     assert str(refused.value) == message
 
 
 def test_names_deep_in_a_tree_are_still_to_be_read() -> None:
-    claims = [Claim(f"q{depth:02}", 10, parent=f"q{depth - 1:02}" if depth else None) for depth in range(50)]
+    claims = [QueueClaim(f"q{depth:02}", 10, parent=f"q{depth - 1:02}" if depth else None) for depth in range(50)]
     case = DivisionProblem("deep", 10, 0.0, tuple(claims))
     printed = StringIO()
     Console(width=120, file=printed).print(division_table(case, divide(case)))

@@ -21,7 +21,7 @@ from fairshare.schedulers.volcano.stop import MOST_ATTEMPTS, REISSUE_MS
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.whole_stop import PREEMPTION, REASON, PreemptionIntent, read_intent
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import Conflict, NotFound, Refused, Unavailable
+from gputally.base.errors import ClusterRefused, ClusterUnavailable, Conflict, NotFound
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import POD, Cluster, Kind, Object
 from tests.fairshare.builders import (
@@ -89,9 +89,9 @@ STOPS: dict[str, tuple[list[Object], Victim]] = {
     "pods": ([pod_object("p"), pod_object("q")], _victim("p", "q")),
 }
 FAULTS = [
-    (Unavailable("timeout"), True),
-    (Unavailable("503"), False),
-    (Refused("403"), False),
+    (ClusterUnavailable("timeout"), True),
+    (ClusterUnavailable("503"), False),
+    (ClusterRefused("403"), False),
     (Conflict("409"), False),
 ]
 
@@ -371,7 +371,7 @@ def test_who_may_not_write_ends_nothing(kueue: Make, options: dict[str, Any]) ->
 
 def test_who_cannot_be_switched_on_is_told_until_he_is(kueue: Make) -> None:
     cluster, controller = kueue(preemption={"mode": "off"})
-    cluster.failing, cluster.error = frozenset({"patch Workload"}), Refused("PATCH: 403: workloads is forbidden")
+    cluster.failing, cluster.error = frozenset({"patch Workload"}), ClusterRefused("PATCH: 403: workloads is forbidden")
     for _ in range(2):
         (target,) = controller.cycle().targets
         assert "ns/x" in target.degraded["NotResumed"]
@@ -448,7 +448,7 @@ def test_release_does_not_say_that_a_running_job_may_run_again(attempts: int, le
 
 def test_release_names_a_workload_that_it_cannot_switch_on_once(kueue: Make) -> None:
     cluster, _ = kueue()
-    cluster.failing, cluster.error = frozenset({"patch Workload"}), Refused("PATCH: 403: workloads is forbidden")
+    cluster.failing, cluster.error = frozenset({"patch Workload"}), ClusterRefused("PATCH: 403: workloads is forbidden")
     ended = unfinished.finish_all(cluster, NOW_MS)
     assert (ended.resumed, ended.left) == ((), ())
     assert ended.lines() == ("a preemption is not finished: ns/x: PATCH: 403: workloads is forbidden",)
@@ -457,7 +457,7 @@ def test_release_names_a_workload_that_it_cannot_switch_on_once(kueue: Make) -> 
 def test_what_is_not_for_us_to_read_is_said(kueue: Make) -> None:
     """Without the Workloads the demand would seem to be zero."""
     cluster, controller = kueue()
-    cluster.failing, cluster.error = frozenset({"list Workload"}), Refused("GET: 403: workloads is forbidden")
+    cluster.failing, cluster.error = frozenset({"list Workload"}), ClusterRefused("GET: 403: workloads is forbidden")
     (target,) = controller.cycle().targets
     assert target.degraded["ReadRefused"] == "GET: 403: workloads is forbidden"
     assert "ReadRefused" in {event.reason for event in cluster.events}

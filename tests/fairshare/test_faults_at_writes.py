@@ -25,7 +25,7 @@ from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import FIELD_MANAGER
 from fairshare.targets.whole_stop import PREEMPTION, PreemptionIntent
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import Conflict, Refused, Unavailable
+from gputally.base.errors import ClusterRefused, ClusterUnavailable, Conflict
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD, Object, value_at
 from tests.fairshare.builders import (
@@ -175,9 +175,9 @@ def _end(scene: Scene, cluster: FaultAt, controller_of: Make) -> tuple[Mapping[s
 
 
 FAULTS = [
-    (Unavailable("timeout"), True),
-    (Unavailable("503"), False),
-    (Refused("403"), False),
+    (ClusterUnavailable("timeout"), True),
+    (ClusterUnavailable("503"), False),
+    (ClusterRefused("403"), False),
     (Conflict("409"), False),
 ]
 
@@ -323,12 +323,12 @@ class _Refusing(FaultAt):
 
     def evict(self, *args: Any, dry_run: bool = False, **named: Any) -> None:
         if self.keeps and not dry_run:
-            raise Refused("403")
+            raise ClusterRefused("403")
         super().evict(*args, dry_run=dry_run, **named)
 
     def apply(self, obj: Object, *, field_manager: str, **named: Any) -> Object:
         if self.forgets and field_manager == FIELD_MANAGER and obj["kind"] == "ConfigMap":
-            raise Unavailable("503")
+            raise ClusterUnavailable("503")
         return super().apply(obj, field_manager=field_manager, **named)
 
 

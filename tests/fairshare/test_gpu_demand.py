@@ -11,7 +11,7 @@ from fairshare.core.gpu_demand import (
     GANG_LABEL,
     QUEUE_LABEL,
     SPOT_LABEL,
-    BoundPods,
+    PodReducer,
     gangs_by_label,
     last_checkpoint,
     read_pod,
@@ -129,7 +129,7 @@ LATER: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.parametrize("later", LATER)
 def test_hints_that_are_written_into_a_running_pod_buy_no_protection(later: dict[str, Any]) -> None:
-    read = BoundPods(VirtualClock(1_790_820_000_000))  # 2026-10-01T02:00:00Z
+    read = PodReducer(VirtualClock(1_790_820_000_000))  # 2026-10-01T02:00:00Z
     saved = {"annotations": {CHECKPOINT: "2026-10-01T01:00:00Z"}}
     before = read(_pod(**BOUND, **saved))
     assert before.checkpoint_ms is not None
@@ -138,7 +138,7 @@ def test_hints_that_are_written_into_a_running_pod_buy_no_protection(later: dict
 
 @pytest.mark.parametrize("later", [{"gpu-memory": "1"}, {"gpu-fraction": "0.01"}, {}])
 def test_a_running_pod_keeps_the_part_of_a_gpu_that_it_was_bound_with(later: dict[str, str]) -> None:
-    read = BoundPods(VirtualClock(0))
+    read = PodReducer(VirtualClock(0))
     bound = {"gpu": None, "scheduler": KAI, "node": "n1", "uid": "u"}
     before = read(_pod(**bound, annotations={"gpu-memory": "40000"}))
     assert read(_pod(**bound, annotations=later)) == before
@@ -148,7 +148,7 @@ def test_a_running_pod_keeps_the_part_of_a_gpu_that_it_was_bound_with(later: dic
 
 
 def test_a_running_pod_may_give_protection_up() -> None:
-    read = BoundPods(VirtualClock(1_790_820_000_000))
+    read = PodReducer(VirtualClock(1_790_820_000_000))
     read(_pod(**BOUND, annotations={"volcano.sh/preemptable": "false", CHECKPOINT: "2026-10-01T01:00:00Z"}))
     saved = {CHECKPOINT: "2026-10-01T01:30:00Z"}
     later = read(_pod(**{**BOUND, "labels": {**BOUND["labels"], SPOT_LABEL: "true"}}, annotations=saved))
@@ -158,7 +158,7 @@ def test_a_running_pod_may_give_protection_up() -> None:
 
 
 def test_a_waiting_pod_may_still_choose() -> None:
-    read = BoundPods(VirtualClock(0))
+    read = PodReducer(VirtualClock(0))
     waiting = {key: value for key, value in BOUND.items() if key != "node"}
     read(_pod(**waiting))
     later = read(_pod(**{**waiting, "labels": {QUEUE_LABEL: "other"}}))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from accountant.wire.policy_models import Measure, Policy, UsageWindow, WindowSpec
 from accountant.wire.usage_cost_and_job_models import BudgetState
-from fairshare.cli.decision_replay import Difference, recount
+from fairshare.cli.decision_replay import ReplayDifference, recount
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.kube_scheduler_extender import ExtenderViews, fair_nodes
@@ -92,7 +92,7 @@ def _cycle(cluster: MemoryCluster, policy: Policy, accountant: Accountant | None
     return Controller(policy, accountant, cluster, VirtualClock(NOW_MS), pods=lambda: pods_of(cluster)).cycle()
 
 
-def _differences(accountant: Accountant, policy: Policy) -> tuple[tuple[Difference, ...], str]:
+def _differences(accountant: Accountant, policy: Policy) -> tuple[tuple[ReplayDifference, ...], str]:
     """Return what a replay of the only recorded cycle finds."""
     decisions = [d.model_validate_json(d.model_dump_json()) for d in accountant.decisions if d.kind != "hold"]
     (count,) = recount(decisions, {policy.version(): policy}, __version__)

@@ -21,19 +21,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fairshare.composition import run_beside
-from fairshare.controller.controller_metrics import Metrics, families
+from fairshare.controller.controller_metrics import ControllerMetrics, families
 from fairshare.controller.cycle_report import CycleReport, TargetReport
 from fairshare.controller.policy_file import in_dry_run, reloaded
 from fairshare.core.queues_and_weights import UNLIMITED, Condition, Entitlement, Gang
 from fairshare.core.settings import SettingsFault, load
-from fairshare.http_server import Health, serve
+from fairshare.http_server import Probes, serve
 from fairshare.preemption.claims_and_placement import unplaceable_gpus
 from fairshare.schedulers.kai.kinds import QUEUE
 from fairshare.targets.status_config_map import StatusObject, changed_conditions, render
 from fairshare.usage.multi_cluster_windows import NO_OTHER_CLUSTERS
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import CannotStart, Unavailable
+from gputally.base.errors import CannotStart, ClusterUnavailable
 from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.memory_cluster import MemoryCluster
@@ -47,7 +47,7 @@ from tests.fairshare.preemption_cases import HOUR_MS, NOW_MS, gang
 from tests.file_descriptor_limit import no_file_descriptors
 
 
-def _samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
+def _samples(metrics: ControllerMetrics) -> dict[tuple[str, ...], float]:
     return {
         (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(metrics.render().decode())
@@ -57,7 +57,7 @@ def _samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
 
 
 def test_metrics_show_the_latest_report(accountant: Any, controller_of: Make, clock: VirtualClock) -> None:
-    metrics = Metrics(clock)
+    metrics = ControllerMetrics(clock)
     assert ("gputally_weights_held", "StaleUsage") not in _samples(metrics)
     accountant.spend(a=0.6, b=0.4)
     accountant.age_ms = 30_000
@@ -90,7 +90,7 @@ def test_metrics_show_the_latest_report(accountant: Any, controller_of: Make, cl
 
 def test_the_leader_metric_is_computed_at_the_scrape(controller_of: Make, clock: VirtualClock) -> None:
     """A cycle that hangs with the API server reports nothing, but the Lease is lost."""
-    metrics, acting = Metrics(clock), {"now": True}
+    metrics, acting = ControllerMetrics(clock), {"now": True}
     metrics.watch(None, lambda: acting["now"])
     controller_of(policy_of(), cluster_of([queue_object(name) for name in "abc"]), observe=metrics.observe).cycle()
     assert _samples(metrics)["gputally_fairshare_leader",] == 1.0
@@ -99,13 +99,13 @@ def test_the_leader_metric_is_computed_at_the_scrape(controller_of: Make, clock:
 
 
 def test_metrics_name_a_degraded_target(controller_of: Make, clock: VirtualClock) -> None:
-    metrics = Metrics(clock)
+    metrics = ControllerMetrics(clock)
     controller_of(policy_of(), MemoryCluster([]), observe=metrics.observe).cycle()
     assert _samples(metrics)["gputally_fairshare_target_degraded", "CRDAbsent", "kai"] == 1.0
 
 
 def test_a_weight_that_goes_back_has_turned(accountant: Any, controller_of: Make, clock: VirtualClock) -> None:
-    metrics = Metrics(clock)
+    metrics = ControllerMetrics(clock)
     cluster = cluster_of([queue_object(name) for name in "abc"])
     controller = controller_of(policy_of(k=1.0), cluster, observe=metrics.observe)
     for used in (0.9, 0.1, 0.1):
@@ -130,7 +130,7 @@ def test_metrics_are_not_answered_under_a_name_that_a_stranger_registered() -> N
 
 
 def test_health_turns_with_the_cycles(clock: VirtualClock) -> None:
-    health = Health(clock, interval_s=60)
+    health = Probes(clock, interval_s=60)
     assert (health.live(), health.ready()) == (None, "the first cycle has not ended yet")
     health.beat()
     assert health.ready() is None
@@ -400,7 +400,7 @@ def test_a_cycle_with_a_defect_is_not_the_last(accountant: Any, controller_of: M
     accountant.spend(a=0.6, b=0.4)
     tasks, stop = BackgroundTasks(clock), threading.Event()
     task, told = tasks.add("cycle", serves=True), list[Exception]()
-    health, metrics = Health(clock, 60, tasks), Metrics(clock, 60, tasks)
+    health, metrics = Probes(clock, 60, tasks), ControllerMetrics(clock, 60, tasks)
     seen: list[tuple[str | None, float | None]] = []
     controller: Any = None
 
@@ -430,7 +430,7 @@ def test_a_cycle_with_a_defect_is_not_the_last(accountant: Any, controller_of: M
 
 def test_a_cycle_that_hangs_is_seen_within_a_minute(clock: VirtualClock) -> None:
     tasks = BackgroundTasks(clock)
-    health, metrics = Health(clock, 600, tasks), Metrics(clock, 600, tasks)
+    health, metrics = Probes(clock, 600, tasks), ControllerMetrics(clock, 600, tasks)
     health.beat()
     with tasks.add("cycle", 50, serves=True).running(), tasks.add("sessions", 10).running():
         assert health.ready() is None
@@ -480,7 +480,7 @@ def test_a_watch_tells_of_its_progress_and_hangs_where_no_answer_comes(clock: Vi
                 clock.advance(286_000)
                 assert task.state().fault == "has not ended for 286 s"
                 stop.set()
-            raise Unavailable("no answer")
+            raise ClusterUnavailable("no answer")
 
     pods = Reflector(Api(), POD.path(), dict, lambda obj: obj)  # type: ignore[arg-type, var-annotated]
     pods.run(stop, task)

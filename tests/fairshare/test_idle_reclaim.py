@@ -24,7 +24,7 @@ from fairshare.preemption.preemption_types import Idleness, PodUse, PreemptionIn
 from fairshare.preemption.victim_selection import decide
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import AccountantUnavailable, Conflict, Refused, Unavailable
+from gputally.base.errors import AccountantUnavailable, ClusterRefused, ClusterUnavailable, Conflict
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, POD
 from tests.fairshare.builders import Failing, node_object, object_of, policy_of
@@ -459,7 +459,7 @@ def test_an_exemption_written_during_the_grace_holds(start: Make, lives_of: Live
 
 def test_a_warning_that_cannot_be_written_is_none(start: Make, lives_of: Lives, clock: VirtualClock) -> None:
     cluster = _cluster(_pod("nb"))
-    denied = Refused('admission webhook "policy.example" denied the request')
+    denied = ClusterRefused('admission webhook "policy.example" denied the request')
     cluster.failing, cluster.error = frozenset({"patch"}), denied
     loop = start(cluster)
     report = loop.cycle()
@@ -471,9 +471,9 @@ def test_a_warning_that_cannot_be_written_is_none(start: Make, lives_of: Lives, 
 
 
 FAULTS = [
-    (Unavailable("timeout"), True),
-    (Unavailable("503"), False),
-    (Refused("403"), False),
+    (ClusterUnavailable("timeout"), True),
+    (ClusterUnavailable("503"), False),
+    (ClusterRefused("403"), False),
     (Conflict("409"), False),
 ]
 

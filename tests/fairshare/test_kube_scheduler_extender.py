@@ -44,7 +44,7 @@ from fairshare.http_server import serve_extender
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, POD
-from gputally.server.https_server import BadCertificate, Identity, Tls
+from gputally.server.https_server import BadCertificate, Tls, TlsFiles
 from tests.fairshare.builders import cluster_with, node_object, pod_object, policy_of
 from tests.fairshare.conftest import Make
 from tests.fairshare.observations import scores
@@ -399,7 +399,7 @@ def test_with_tls_only_the_scheduler_is_answered(clock: VirtualClock, tmp_path: 
     scheduler = authority.issue_cert("kube-scheduler")
     authority.cert_pem.write_to_path(paths["ca"])
     _issue(authority, paths)
-    tls = Tls(Identity(paths["cert"], paths["key"], paths["ca"], clients_required=True))
+    tls = Tls(TlsFiles(paths["cert"], paths["key"], paths["ca"], clients_required=True))
     with serve_extender("127.0.0.1", 0, Extender(_room, clock), tls=tls) as url:
         parts = urlsplit(url)
         assert parts.scheme == "https"
@@ -414,7 +414,7 @@ def test_with_tls_only_the_scheduler_is_answered(clock: VirtualClock, tmp_path: 
         connection.close()
         stranger.close()
     with pytest.raises(BadCertificate, match=r"none\.pem"):
-        Tls(Identity(tmp_path / "none.pem", paths["key"]))
+        Tls(TlsFiles(tmp_path / "none.pem", paths["key"]))
 
 
 def test_a_certificate_is_renewed_for_the_next_connection_but_not_by_half(clock: VirtualClock, tmp_path: Path) -> None:
@@ -431,7 +431,7 @@ def test_a_certificate_is_renewed_for_the_next_connection_but_not_by_half(clock:
             return secure.getpeercert(binary_form=True) or b""
 
     first = _issue(authority, paths)
-    tls = Tls(Identity(paths["cert"], paths["key"]))
+    tls = Tls(TlsFiles(paths["cert"], paths["key"]))
     with serve_extender("127.0.0.1", 0, Extender(_room, clock), tls=tls) as url:
         assert shown(url) == first
         paths["key"].write_text("half a renewal")

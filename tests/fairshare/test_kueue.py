@@ -31,7 +31,7 @@ from fairshare.schedulers.kueue.adapter import (
 )
 from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, COHORTS, FLAVORS, LOCAL_QUEUES, WORKLOADS
 from fairshare.targets.weight_plan import look_at
-from gputally.base.errors import Refused
+from gputally.base.errors import ClusterRefused
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, fixed_point, quantity
 from tests.fairshare.builders import node_object, object_of, pod_object, policy_of
@@ -292,7 +292,7 @@ def test_a_configuration_that_is_not_ours_to_read_is_said(controller_of: Make) -
     class Refusing(MemoryCluster):
         def get(self, kind: Kind, name: str, namespace: str = "") -> Any:
             if name == "kueue-config":
-                raise Refused(f'configmaps "{name}" is forbidden')
+                raise ClusterRefused(f'configmaps "{name}" is forbidden')
             return super().get(kind, name, namespace)
 
     policy = policy_of([{"name": "a", "refs": ["kueue:a"]}], targets={"kueue": {"config": "batch/kueue-config"}})

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 
 from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import ClusterError, Conflict, Refused, Unavailable
+from gputally.base.errors import ClusterError, ClusterRefused, ClusterUnavailable, Conflict
 from gputally.kubernetes.leader_election import Election, LeaseTimes, Term
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import LEASE, Object
 
 TIMES = LeaseTimes()
 FAULTS: dict[str, ClusterError] = {
-    "409": Conflict("409"), "429": Unavailable("429"), "500": Unavailable("500"), "403": Refused("403"),
+    "409": Conflict("409"), "429": ClusterUnavailable("429"), "500": ClusterUnavailable("500"), "403":
+    ClusterRefused("403"),
 }  # fmt: skip
 
 
@@ -40,12 +41,12 @@ class Flaky:
         if fault == "hangs":
             self.clock.advance(round(TIMES.request_s * 1000))
         if fault in ("lost", "hangs"):
-            raise Unavailable(fault)
+            raise ClusterUnavailable(fault)
         if fault in FAULTS:
             raise FAULTS[fault]
         answer = request()
         if fault == "unheard":
-            raise Unavailable(fault)
+            raise ClusterUnavailable(fault)
         return answer
 
     def get(self, *of: Any) -> Object:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fairshare.schedulers.kai.kinds import QUEUE
-from gputally.base.errors import Conflict, NotFound, Refused
+from gputally.base.errors import ClusterRefused, Conflict, NotFound
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, Event, Kind, dotted_path, from_fields_v1, leaves, to_fields_v1
 from tests.fairshare.builders import cluster_of, object_of, queue_object
@@ -139,7 +139,7 @@ def test_a_webhook_may_refuse_even_a_dry_run() -> None:
         return "weight too large" if _gpu(obj)["overQuotaWeight"] > 5 else None
 
     cluster = cluster_of(admit=admit)
-    with pytest.raises(Refused, match="weight too large"):
+    with pytest.raises(ClusterRefused, match="weight too large"):
         cluster.apply(_weight("a", 6), field_manager="us", dry_run=True)
     assert cluster.list(QUEUE) == []
 
@@ -165,7 +165,7 @@ def test_kinds_that_are_not_served_are_not_found() -> None:
             call()
     with pytest.raises(NotFound, match="ConfigMap ns/x not found"):
         cluster.get(CONFIG_MAP, "x", "ns")
-    with pytest.raises(Refused, match="name is missing"):
+    with pytest.raises(ClusterRefused, match="name is missing"):
         cluster.apply({"apiVersion": "v1", "kind": "ConfigMap"}, field_manager="us")
 
 

@@ -14,7 +14,7 @@ from accountant.wire.policy_models import Policy
 from fairshare.__main__ import main
 from fairshare.cli.preemption_tables import preemption_view
 from fairshare.controller.control_loop import Controller
-from fairshare.controller.controller_metrics import Metrics
+from fairshare.controller.controller_metrics import ControllerMetrics
 from fairshare.core.gpu_demand import CHECKPOINT
 from fairshare.preemption.preemption_controller import (
     VETO_VALID_MS,
@@ -154,7 +154,7 @@ def test_what_stands_in_the_way_is_a_condition_an_event_and_a_metric(
     cluster = _borrowing()
     recorded = json.loads(shared("vectors/eviction_responses.json").read_text())
     cluster.answer = None if answer is None else {"retry_after": None, **(own.get(answer) or recorded[answer])}
-    metrics = Metrics(clock)
+    metrics = ControllerMetrics(clock)
     loop = controller(cluster, **rules)
     metrics.observe(loop.cycle())
     status, found, message = _condition(cluster)
@@ -293,7 +293,7 @@ def test_old_usage_or_unknown_workloads_are_refused(rules: Policy, ask: Make, ac
 def test_the_controller_makes_room_for_a_latency(rules: Policy, controller_of: Make, clock: VirtualClock) -> None:
     """Once the excess has lasted."""
     cluster = _full()
-    alarms, metrics = Alarms(lambda _query, _at: 0.08), Metrics(clock)
+    alarms, metrics = Alarms(lambda _query, _at: 0.08), ControllerMetrics(clock)
     metrics.watch(alarms)
     controller = controller_of(rules, cluster, pods=lambda: pods_of(cluster), calls=alarms, observe=metrics.observe)
     controller.cycle()

@@ -11,7 +11,7 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.core.published_devices import SLICES, with_published
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import Refused, Unavailable
+from gputally.base.errors import ClusterRefused, ClusterUnavailable
 from gputally.kubernetes.objects import GPU, Kind, Object, gpus_of_nodes
 from tests.fairshare.builders import Failing, node_object, object_of, pod_object, policy_of
 from tests.fairshare.conftest import NOW_MS, Accountant
@@ -98,7 +98,10 @@ def test_they_are_divided_and_are_free_where_claims_are_counted(*, counted: bool
 
 @pytest.mark.parametrize(
     ("error", "reason", "readable"),
-    [(Unavailable("GET: 503"), "NodesUnread", []), (Refused("GET: 403"), None, [("False", "ReadRefused")])],
+    [
+        (ClusterUnavailable("GET: 503"), "NodesUnread", []),
+        (ClusterRefused("GET: 403"), None, [("False", "ReadRefused")]),
+    ],
     ids=["no answer", "no right"],
 )
 def test_slices_that_cannot_be_read_are_no_empty_nodes(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairshare.core.queues_and_weights import UNLIMITED, Claim
+from fairshare.core.queues_and_weights import UNLIMITED, QueueClaim
 from fairshare.preemption.reclaim_rules_and_limits import (
     EPSILON,
     Account,
@@ -25,7 +25,7 @@ from fairshare.preemption.reclaim_rules_and_limits import (
     right_to_take,
     within_quota,
 )
-from fairshare.simulator.engine_state import ANY_GPU, Gang, QueueTree
+from fairshare.simulator.engine_state import ANY_GPU, QueueTree, SimulatedGang
 from fairshare.simulator.scheduler_engine import Debtor, collect
 from tests.hypothesis_examples import examples
 from tests.shared_files import shared
@@ -127,19 +127,19 @@ Rows = dict[str, tuple[str, float, float, list[int]]]
 
 def _victims(rows: Rows, queue: str, gpus: int) -> list[tuple[str, int]]:
     """Return (queue, GPUs) of the jobs that the engine would stop for a gang, in order."""
-    tree = QueueTree([Claim(name, 0.0, row[1], parent=row[0] or None) for name, row in rows.items()])
+    tree = QueueTree([QueueClaim(name, 0.0, row[1], parent=row[0] or None) for name, row in rows.items()])
     asking, debtors = tree.index[queue], []
     for q in tree.leaves:
         running = [_run(tree, q, i, gang) for i, gang in enumerate(rows[tree.names[q]][3])]
         if running and q != asking:
             debtors.append(Debtor(tree.levels(asking, q), running))
     shares = [share for _, _, share, _ in rows.values()]
-    found = collect(Gang(99, 0, gpus, 1, asking), gpus, ANY_GPU, debtors, tree, shares, by_ms=10**9)
+    found = collect(SimulatedGang(99, 0, gpus, 1, asking), gpus, ANY_GPU, debtors, tree, shares, by_ms=10**9)
     return [(tree.names[gang.queue], gang.gpus) for gang in found]
 
 
-def _run(tree: QueueTree, queue: int, number: int, gpus: int) -> Gang:
-    gang = Gang(number, 0, gpus, 10**9, queue)
+def _run(tree: QueueTree, queue: int, number: int, gpus: int) -> SimulatedGang:
+    gang = SimulatedGang(number, 0, gpus, 10**9, queue)
     gang.start_ms = number
     tree.allocate(queue, gpus, number, preemptible=True)
     return gang

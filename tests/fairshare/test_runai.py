@@ -17,7 +17,7 @@ from fairshare.schedulers.runai import adapter as runai_target
 from fairshare.schedulers.runai.adapter import PROJECT, RunaiAdapter, RunaiApi, RunaiCluster, RunaiFault, opened
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import ClusterError, Conflict, NotFound, Refused, Unavailable
+from gputally.base.errors import ClusterError, ClusterRefused, ClusterUnavailable, Conflict, NotFound
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, POD
 from gputally.testing.http_server import Handler, listening
@@ -226,18 +226,18 @@ def test_secrets_are_in_no_message(credentials: Path, clock: VirtualClock, there
     secret = credentials / "client-secret"
     secret.write_text("wrong-one")
     with RunaiApi(URL, credentials, clock, transport=there.transport) as api:
-        with pytest.raises(Refused, match="unknown client") as refused:
+        with pytest.raises(ClusterRefused, match="unknown client") as refused:
             api.node_pools()
         assert "wrong-one" not in str(refused.value)
         secret.unlink()
-        with pytest.raises(Refused, match="No such"):
+        with pytest.raises(ClusterRefused, match="No such"):
             api.node_pools()
 
 
 def test_only_https(credentials: Path, clock: VirtualClock) -> None:
-    with pytest.raises(Refused, match="use an https address"):
+    with pytest.raises(ClusterRefused, match="use an https address"):
         RunaiApi("http://runai.example", credentials, clock)
-    with pytest.raises(Refused, match="CA file"):
+    with pytest.raises(ClusterRefused, match="CA file"):
         RunaiApi(URL, credentials, clock, ca_file=credentials / "client-id")
 
 
@@ -252,11 +252,11 @@ def test_pages_and_the_own_cluster(api: RunaiApi, there: StandIn, credentials: P
 @pytest.mark.parametrize(
     ("answer", "kind", "words"),
     [
-        (httpx2.Response(403, content=b'{"code":403,"message":"no rights to projects"}'), Refused, "no rights"),
-        (httpx2.Response(400, content=b'{"code":400,"message":"bad weight"}'), Refused, "bad weight"),
-        (httpx2.Response(503), Unavailable, "503"),
-        (httpx2.Response(200, content=b"<html>"), Unavailable, "not JSON"),
-        (httpx2.Response(200, content=b"[]"), Unavailable, "the response is not that of Run:ai's API"),
+        (httpx2.Response(403, content=b'{"code":403,"message":"no rights to projects"}'), ClusterRefused, "no rights"),
+        (httpx2.Response(400, content=b'{"code":400,"message":"bad weight"}'), ClusterRefused, "bad weight"),
+        (httpx2.Response(503), ClusterUnavailable, "503"),
+        (httpx2.Response(200, content=b"<html>"), ClusterUnavailable, "not JSON"),
+        (httpx2.Response(200, content=b"[]"), ClusterUnavailable, "the response is not that of Run:ai's API"),
     ],
 )
 def test_what_goes_wrong_is_one_line(
@@ -288,10 +288,10 @@ def test_a_weight_that_is_no_number_is_a_fault_of_the_service(resources: str, ap
 def test_who_asks_to_be_left_alone_is(api: RunaiApi, there: StandIn, clock: VirtualClock) -> None:
     api.node_pools()
     there.answers = [httpx2.Response(429, headers={"Retry-After": "30"})]
-    with pytest.raises(Unavailable, match="429"):
+    with pytest.raises(ClusterUnavailable, match="429"):
         api.node_pools()
     asked = len(there.asked)
-    with pytest.raises(Unavailable, match="asked for a pause"):
+    with pytest.raises(ClusterUnavailable, match="asked for a pause"):
         api.node_pools()
     assert len(there.asked) == asked
     clock.advance(30_000)
@@ -334,10 +334,10 @@ def test_an_answer_of_runai_is_bounded_in_size_and_time(
         do_GET = do_POST
 
     with listening(Trickling) as url, RunaiApi(url, credentials, clock, timeout_s=0.5) as api:
-        with pytest.raises(Unavailable, match="no whole answer within"):
+        with pytest.raises(ClusterUnavailable, match="no whole answer within"):
             api.node_pools()
         monkeypatch.setattr(runai_target, "MOST_BYTES", 3)
-        with pytest.raises(Unavailable, match="larger than 3 bytes"):
+        with pytest.raises(ClusterUnavailable, match="larger than 3 bytes"):
             api.node_pools()
 
 
@@ -366,8 +366,8 @@ def _no_answer() -> httpx2.Response:
 
 RUNAI_FAULTS = [(_no_answer, True), (_no_answer, False), (lambda: httpx2.Response(503), False),
                 (lambda: httpx2.Response(403), False), (lambda: httpx2.Response(409), False)]  # fmt: skip
-NOTE_FAULTS = [(Unavailable("timeout"), True), (Unavailable("503"), False), (Refused("403"), False),
-               (Conflict("409", (("other", "data"),)), False)]  # fmt: skip
+NOTE_FAULTS = [(ClusterUnavailable("timeout"), True), (ClusterUnavailable("503"), False),
+               (ClusterRefused("403"), False), (Conflict("409", (("other", "data"),)), False)]  # fmt: skip
 PLACES = [*(("runai", fault, late) for fault, late in RUNAI_FAULTS), *(("notes", f, late) for f, late in NOTE_FAULTS)]
 
 

@@ -19,7 +19,7 @@ from fairshare.schedulers.volcano.plugin import SCHEDULER as VOLCANO
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, POD_GROUPS, Objects
-from gputally.testing.schedulers import NOW_MS, SchedulerSuite, Site
+from gputally.testing.schedulers import NOW_MS, SchedulerSite, SchedulerSuite
 from tests.fairshare.builders import object_of, pod_object, queue_object, shard_object
 from tests.fairshare.scheduler_objects import DATABASE, ON, SHOWN, V1BETA2, configured, volcano
 from tests.fakes.runai import CLIENT, SECRET, StandIn
@@ -29,8 +29,8 @@ class TestKai(SchedulerSuite):
     plugin = KAI
 
     @pytest.fixture
-    def site(self) -> Site:
-        return Site(
+    def site(self) -> SchedulerSite:
+        return SchedulerSite(
             refs=("kai:a", "kai:b"),
             objects=(queue_object("a"), queue_object("b"), shard_object(kValue=0)),
             without_effect=lambda cluster: cluster.load([shard_object(plugins={"proportion": {"enabled": False}})]),
@@ -42,7 +42,7 @@ class TestKueue(SchedulerSuite):
     plugin = KUEUE
 
     @pytest.fixture
-    def site(self) -> Site:
+    def site(self) -> SchedulerSite:
         flavors = [{"name": "h200", "resources": [{"name": GPU, "nominalQuota": "8"}]}]
         groups = [{"coveredResources": [GPU], "flavors": flavors}]
 
@@ -58,7 +58,7 @@ class TestKueue(SchedulerSuite):
         def local(name: str) -> dict[str, Any]:
             return object_of(kueue.LOCAL_QUEUES[0], name, {"clusterQueue": name})
 
-        return Site(
+        return SchedulerSite(
             refs=("kueue:a", "kueue:b"),
             objects=(*map(queue, "ab"), *map(local, "ab"), *map(workload, "ab"), configured(ON)),
             without_effect=lambda cluster: cluster.load([configured(V1BETA2), queue("a", {}), queue("b", {})]),
@@ -69,7 +69,7 @@ class TestVolcano(SchedulerSuite):
     plugin = VOLCANO
 
     @pytest.fixture
-    def site(self) -> Site:
+    def site(self) -> SchedulerSite:
         def queue(name: str) -> dict[str, Any]:
             return object_of(volcano_kinds.QUEUE, name, {"weight": 4}, {"allocated": {GPU: "4"}})
 
@@ -77,7 +77,7 @@ class TestVolcano(SchedulerSuite):
             spec = {"queue": name, "minMember": 1, "minResources": {GPU: "4"}}
             return object_of(volcano_kinds.POD_GROUP, f"g-{name}", spec, {"phase": "Pending"}, uid=name)
 
-        return Site(
+        return SchedulerSite(
             refs=("volcano:a", "volcano:b"),
             objects=(*map(queue, "ab"), *map(group, "ab"), volcano("proportion")),
             without_effect=lambda cluster: cluster.load([volcano("capacity")]),
@@ -93,8 +93,8 @@ class TestKubeScheduler(SchedulerSuite):
     writes = False
 
     @pytest.fixture
-    def site(self) -> Site:
-        return Site(refs=("policy:a", "policy:b"), objects=(pod_object("p", "a"), pod_object("q", "b")))
+    def site(self) -> SchedulerSite:
+        return SchedulerSite(refs=("policy:a", "policy:b"), objects=(pod_object("p", "a"), pod_object("q", "b")))
 
 
 class TestRunai(SchedulerSuite):
@@ -109,11 +109,11 @@ class TestRunai(SchedulerSuite):
         return found
 
     @pytest.fixture
-    def site(self, there: StandIn) -> Site:
+    def site(self, there: StandIn) -> SchedulerSite:
         def counts(_cluster: MemoryCluster) -> None:
             there.pools["default"]["schedulingConfiguration"] = {"timeBasedFairShare": {"enabled": True}}
 
-        return Site(
+        return SchedulerSite(
             refs=("runai:a", "runai:b"), objects=(), settings={"url": "https://runai.example"}, counts_history=counts
         )
 

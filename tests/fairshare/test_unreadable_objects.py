@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairshare.controller.weight_writer import release_weights
-from fairshare.core.gpu_demand import BoundPods, read_pod
+from fairshare.core.gpu_demand import PodReducer, read_pod
 from fairshare.core.queues_and_weights import Pod
 from fairshare.preemption.unfinished_preemptions import finish_all
 from fairshare.schedulers.kai.kinds import POD_GROUP
@@ -83,7 +83,7 @@ def test_a_pod_that_cannot_be_read_leaves_the_others_and_its_last_value() -> Non
         api,
         POD.path(),
         dict,
-        BoundPods(clock, read),
+        PodReducer(clock, read),
         now_ms=clock.monotonic_ms,  # type: ignore[arg-type]
     )
     pods.sync()
@@ -117,7 +117,7 @@ def test_a_change_that_could_not_be_processed_is_tried_again(listed: bool) -> No
         api,
         POD.path(),
         dict,
-        BoundPods(clock, read_pod),
+        PodReducer(clock, read_pod),
         changed,
         now_ms=clock.monotonic_ms,  # type: ignore[arg-type]
     )
@@ -349,7 +349,7 @@ def test_whatever_a_user_writes_no_reading_ends_and_all_others_count(data: st.Da
         at[path[-1]] = data.draw(_of_its_type(at[path[-1]]) if kind == POD else JSON)
     pods: Reflector[Any, Any] = Reflector(
         Lists(*([hostile] if kind == POD else ()), pod_object("good", "p"), GROUPED),  # type: ignore[arg-type]
-        POD.path(), dict, BoundPods(VirtualClock(0)), now_ms=lambda: 0,
+        POD.path(), dict, PodReducer(VirtualClock(0)), now_ms=lambda: 0,
     )  # fmt: skip
     pods.sync()
     objects = OWN if kind == POD else (*OWN, hostile)

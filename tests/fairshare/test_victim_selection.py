@@ -26,7 +26,7 @@ from fairshare.preemption.preemption_types import (
     inputs_from_json,
     inputs_to_json,
 )
-from fairshare.preemption.reclaim_rules_and_limits import Budget, PastPreemption
+from fairshare.preemption.reclaim_rules_and_limits import PastPreemption, ReclaimBudget
 from fairshare.preemption.victim_selection import decide
 from gputally.base.units import MS_PER_DAY
 from gputally.base.version import __version__
@@ -489,7 +489,7 @@ def test_a_trial_answers_as_the_room_would(
 )
 def test_limits_are_those_of_everything_that_was_stopped(past: list[PastPreemption], known: int) -> None:
     rules = PreemptionPolicy(cool_down=0, per_team=3, per_cluster=4, lost_gpu_hours=0)
-    budget = Budget(rules, past[:known], NOW_MS)
+    budget = ReclaimBudget(rules, past[:known], NOW_MS)
     other = budget.copy()
     for each in past[known:]:
         budget.spend(each)

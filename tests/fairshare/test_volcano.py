@@ -17,7 +17,7 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.weight_writer import adopt, advice, release_weights, write_weights
 from fairshare.core import scheduler_queue_objects
 from fairshare.core.gpu_demand import read_member, read_pod
-from fairshare.core.queues_and_weights import ALWAYS_S, Claim, DivisionProblem, TargetQueue
+from fairshare.core.queues_and_weights import ALWAYS_S, DivisionProblem, QueueClaim, TargetQueue
 from fairshare.laws.division import divide_above
 from fairshare.schedulers.runai.adapter import NODE_POOL, UNITS
 from fairshare.schedulers.volcano.adapter import COOLDOWN, HIERARCHY, HIERARCHY_WEIGHTS, VolcanoAdapter
@@ -519,7 +519,7 @@ def test_shares_and_writes_stay_within_what_volcano_reserves_and_allows(
 
 
 def test_a_reserved_part_is_the_queues_own_even_if_it_requests_nothing() -> None:
-    claims = (Claim("a", 0.0), Claim("b", 32.0), Claim("c", 32.0))
+    claims = (QueueClaim("a", 0.0), QueueClaim("b", 32.0), QueueClaim("c", 32.0))
     shares = divide_above(DivisionProblem("", 32, 0.0, claims), {"a": 20.0})
     assert shares == {"a": 20.0, "b": 6.0, "c": 6.0}
 

@@ -17,7 +17,7 @@ from accountant.wire.policy_models import Decision, Policy, QueuePolicy, TurnPol
 from fairshare.__main__ import main
 from fairshare.cli.decision_replay import recount
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.core.queues_and_weights import Claim, DivisionProblem, Standing, Weight
+from fairshare.core.queues_and_weights import DivisionProblem, QueueClaim, Standing, Weight
 from fairshare.explain.weight_change_causes import (
     CAUSES,
     WeightChange,
@@ -58,8 +58,8 @@ def test_the_scheduler_without_history_divides_by_our_weights_as_with_its_own() 
     policy = policy_of(bounds=FREE, k=1.0)
     used = {"a": 0.5, "b": 0.3, "c": 0.2}
     weights = {name: w.value for name, w in _weights(policy, _window(**used), _all_ask(policy)).items()}
-    own = divide(DivisionProblem("own", 64, 1.0, tuple(Claim(q, 1000, usage=u) for q, u in used.items()))).shares
-    ours = divide(DivisionProblem("ours", 64, 0.0, tuple(Claim(q, 1000, weight=weights[q]) for q in used))).shares
+    own = divide(DivisionProblem("own", 64, 1.0, tuple(QueueClaim(q, 1000, usage=u) for q, u in used.items()))).shares
+    ours = divide(DivisionProblem("ours", 64, 0.0, tuple(QueueClaim(q, 1000, weight=weights[q]) for q in used))).shares
     assert ours == own
     assert sum(weights.values()) == pytest.approx(3.0, abs=1e-5)
 

@@ -16,9 +16,9 @@ from fairshare.simulator.simulation_model import (
     WHOLE,
     Event,
     GpuSpec,
-    NodeSpec,
     OutageBegan,
     OutageEnded,
+    SimulatedNodeSpec,
     Started,
     Stopped,
 )
@@ -47,7 +47,7 @@ class _Pod:
 class Scraped:
     """Receives the simulation's events in order and writes a sample of everything at each scrape."""
 
-    nodes: tuple[NodeSpec, ...]
+    nodes: tuple[SimulatedNodeSpec, ...]
     cluster: str
     generation: Generation
     scrape_ms: int
@@ -103,7 +103,7 @@ class Scraped:
             self._pod(pod, at_ms, names=names)
 
     def _gpu(
-        self, node: NodeSpec, index: int, gpu: GpuSpec, held: dict[tuple[str, int], _Pod]
+        self, node: SimulatedNodeSpec, index: int, gpu: GpuSpec, held: dict[tuple[str, int], _Pod]
     ) -> Iterator[tuple[str, float, dict[str, str]]]:
         base = {"gpu": str(index), "UUID": gpu.uuid, "modelName": gpu.model, "device": f"nvidia{index}"}
         base |= {"Hostname" if self.generation == "old" else "hostname": node.name}
@@ -137,7 +137,7 @@ class Scraped:
             exporter | {f"exported_{key}": value for key, value in named.items()} if self.generation == "old" else named
         )
 
-    def _node(self, node: NodeSpec, at_ms: int) -> None:
+    def _node(self, node: SimulatedNodeSpec, at_ms: int) -> None:
         self._write("kube_node_info", at_ms, 1, node=node.name)
         ready = float(node.name not in self._down)
         self._write("kube_node_status_condition", at_ms, ready, node=node.name, condition="Ready", status="true")

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
-from gputally.server.https_server import Identity, Tls, serve
+from gputally.server.https_server import Tls, TlsFiles, serve
 from gputally.server.rate_and_connection_limits import ConnectionLimits, Connections
 from tests.deadlines import patience_s, until
 
@@ -149,14 +149,14 @@ def test_an_answer_that_is_not_read_is_given_up():
 
 
 @pytest.fixture
-def identified(tmp_path: Path) -> tuple[Identity, ssl.SSLContext]:
+def identified(tmp_path: Path) -> tuple[TlsFiles, ssl.SSLContext]:
     """A server's certificate and key, and a context that trusts it."""
     authority, trusted = trustme.CA(), ssl.create_default_context()
     issued = authority.issue_cert("127.0.0.1")
     issued.cert_chain_pems[0].write_to_path(tmp_path / "tls.crt")
     issued.private_key_pem.write_to_path(tmp_path / "tls.key")
     authority.configure_trust(trusted)
-    return Identity(tmp_path / "tls.crt", tmp_path / "tls.key"), trusted
+    return TlsFiles(tmp_path / "tls.crt", tmp_path / "tls.key"), trusted
 
 
 def test_a_tls_handshake_that_does_not_end_takes_a_place_for_seconds_only(identified):

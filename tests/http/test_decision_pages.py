@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from accountant.composition import Service
 from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision, Policy
-from fairshare.controller.cycle_report import Outcome, TargetReport, hold_decision, weight_decisions
+from fairshare.controller.cycle_report import TargetReport, WriteOutcome, hold_decision, weight_decisions
 from fairshare.core.queues_and_weights import Standing
 from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
 from fairshare.preemption.eviction import EvictionResult
@@ -45,7 +45,7 @@ def weights() -> list[Decision]:
     made = calculate_weights(WeightInputs(policy, window, standings, 16.0, NOW_MS - 5_000))
     target = TargetReport("kai", "dry-run", standings, made.weights, made.entitlements, 16.0, window=window)
     news = tuple(
-        Outcome(Apply("kai", w.queue, f"queue/{w.queue}", w.previous, w.value, w.why, {}), "would-apply")
+        WriteOutcome(Apply("kai", w.queue, f"queue/{w.queue}", w.previous, w.value, w.why, {}), "would-apply")
         for w in made.weights
     )
     return list(weight_decisions(target, news, policy.version(), NOW_MS - 5_000))

@@ -47,7 +47,7 @@ from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web import policy_pages
 from fairshare.web.page_authentication import PageAuthentication
 from fairshare.web.page_routing import PageContext, PagesApp
-from fairshare.web.queue_history import History, ReportCache
+from fairshare.web.queue_history import QueueHistory, ReportCache
 from fairshare.web.what_if_worker import Previews
 from gputally.base.clock import VirtualClock
 from gputally.base.money import exact_sum
@@ -170,7 +170,7 @@ def controllers_pages(service: Service, clock: VirtualClock, folder: Path) -> di
             POLICY, api, cluster, clock, observe=lambda report: scene.observe(report, POLICY), term=lambda: ALONE
         )
         controller.cycle()
-        history, place = History(api, clock), PolicyLocation(policy)
+        history, place = QueueHistory(api, clock), PolicyLocation(policy)
         context = PageContext(scene, history, Previews(quick), place, clock, 600.0, lambda *said: None, url)
         client = TestClient(PagesApp(context, PageAuthentication(None, None), policy_pages.ROUTES).observed())
         answers = {route: client.get(route + rest, headers={"host": "localhost"}) for route, rest in CONTROLLER.items()}

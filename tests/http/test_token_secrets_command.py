@@ -10,7 +10,7 @@ import yaml
 
 from accountant.__main__ import main
 from accountant.cli.token_secrets import SECRET, Plan, install
-from gputally.base.errors import AccountantError, NotFound, Refused
+from gputally.base.errors import AccountantError, ClusterRefused, NotFound
 from gputally.base.yaml_file import parse
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.server.config_loading import validate
@@ -119,7 +119,7 @@ class Forbidding(MemoryCluster):
     """A cluster whose caller may not read Secrets."""
 
     def get(self, kind: Any, name: str, namespace: str = "") -> Any:
-        raise Refused("GET …: 403: secrets is forbidden")
+        raise ClusterRefused("GET …: 403: secrets is forbidden")
 
 
 def test_without_the_namespace_or_the_right_it_says_what_is_missing() -> None:

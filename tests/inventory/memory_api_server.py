@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gputally.base.errors import NotFound, Refused, Unavailable, VersionGone
+from gputally.base.errors import ClusterRefused, ClusterUnavailable, NotFound, VersionGone
 
 Object = dict[str, Any]
 PATHS = {
@@ -95,7 +95,7 @@ class FakeApi:
     def post(self, path: str, body: Mapping[str, object]) -> bytes:
         self._asked("POST " + path)
         self.reviews.setdefault(path, []).append(dict(body))
-        raise Refused(f"POST {path}: 403: forbidden")
+        raise ClusterRefused(f"POST {path}: 403: forbidden")
 
     def _page(self, kind: str, query: Mapping[str, str], metadata_only: bool) -> bytes:
         begin, version = 0, self.version
@@ -120,7 +120,7 @@ def _shown(obj: Object, metadata_only: bool) -> Object:
     return {"metadata": obj["metadata"]} if metadata_only else obj
 
 
-UNREACHABLE = Unavailable("the API server does not answer: connection refused")
+UNREACHABLE = ClusterUnavailable("the API server does not answer: connection refused")
 
 
 def pod(name: str, namespace: str = "vision", gpus: int = 1, **changes: Any) -> Object:

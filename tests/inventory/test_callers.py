@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 from accountant.composition import Service
 from accountant.core.settings import Settings
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import Unavailable
+from gputally.base.errors import ClusterUnavailable
 from gputally.base.yaml_file import FileFault
 from gputally.server import config_loading, tokens_and_grants
 from gputally.server.openid_connect import AGAIN_MS, FRESH_MS, STALE_MS, Issuers, key_source
@@ -353,7 +353,7 @@ class BeforeNodesWereNamed(Reviewing):
     def get(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> bytes:
         self._asked("GET " + path)
         if self.out:
-            raise Unavailable("the API server does not answer: timed out")
+            raise ClusterUnavailable("the API server does not answer: timed out")
         _, _, _, _, namespace, kind = path.split("/")
         assert kind == "pods"
         found = self.pods.get((namespace, query["fieldSelector"].removeprefix("metadata.name=")))
@@ -391,7 +391,7 @@ def test_an_agent_whose_pod_cannot_be_looked_up_comes_again(clock):
     server = BeforeNodesWereNamed()
     token = signed(clock)
     server.users, server.rights, server.pods = {token: of_pod("agent", "agent-x", "u1")}, set(), {}
-    server.trouble = [None, Unavailable("the API server does not answer: timed out")]
+    server.trouble = [None, ClusterUnavailable("the API server does not answer: timed out")]
     with pytest.raises(AuthorityUnavailable):
         ask(reviews(server, clock), token)
 

@@ -22,7 +22,7 @@ from accountant.wire.policy_models import UNASSIGNED, Policy, PolicyVersion
 from agent.wire import Owner, PodFacts
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import Refused, Unavailable, VersionGone
+from gputally.base.errors import ClusterRefused, ClusterUnavailable, VersionGone
 from gputally.kubernetes.list_watch import PAGE, PAUSE_SECONDS, NamedObject, Reflector
 from tests.inventory.memory_api_server import PATHS, UNREACHABLE, FakeApi, node, owner, pod
 
@@ -119,7 +119,7 @@ def test_a_list_that_breaks_off_goes_on_at_its_page(api, inventory, clock):
     for number in range(3 * PAGE):
         api.put("Pod", pod(f"p-{number:04}"))
     api.trouble = [None, None, None, None, UNREACHABLE]  # namespaces, nodes, two pages of pods
-    with pytest.raises(Unavailable):
+    with pytest.raises(ClusterUnavailable):
         inventory.sync()
     assert not inventory.synced
     assert pods(inventory, clock) == {}
@@ -133,7 +133,7 @@ def test_a_list_whose_token_is_gone_begins_again(api, inventory, clock):
     for number in range(2 * PAGE):
         api.put("Pod", pod(f"p-{number:04}"))
     api.trouble = [None, None, None, UNREACHABLE]
-    with pytest.raises(Unavailable):
+    with pytest.raises(ClusterUnavailable):
         inventory.sync()
     api.drop("Pod", "p-0003")
     api.forget()
@@ -258,7 +258,7 @@ def test_a_node_of_the_same_name_is_another_machine(api, inventory, clock):
 @pytest.mark.parametrize("answer", [b"", b"<html>", b'{"items": 3}', b"[]"])
 def test_an_answer_that_is_none_is_a_failure_not_a_defect(api, inventory, monkeypatch, answer):
     monkeypatch.setattr(api, "get", lambda *args, **kwargs: answer)
-    with pytest.raises(Unavailable, match="unexpected answer of the API server"):
+    with pytest.raises(ClusterUnavailable, match="unexpected answer of the API server"):
         inventory.sync()
 
 
@@ -481,8 +481,8 @@ def test_schedulers_that_are_not_there(clock):
     inventory.sync()
     assert refs(inventory, clock) == {"a": "kueue:vision/lq"}
     inventory.follow()
-    api.trouble = [None] * 3 + [Refused("GET: 403: forbidden")]
-    with pytest.raises(Refused, match="403"):
+    api.trouble = [None] * 3 + [ClusterRefused("GET: 403: forbidden")]
+    with pytest.raises(ClusterRefused, match="403"):
         ClusterInventory(api, clock, "prod").sync()
 
 
@@ -637,7 +637,7 @@ def test_a_list_that_names_its_own_page_as_the_next_one_ends():
             return b'{"metadata": {"resourceVersion": "1", "continue": "more"}, "items": []}'
 
     reflector = Reflector(Endless(), "/api/v1/pods", NamedObject, lambda obj: obj)
-    with pytest.raises(Unavailable):
+    with pytest.raises(ClusterUnavailable):
         reflector.sync()
-    with pytest.raises(Unavailable):
+    with pytest.raises(ClusterUnavailable):
         reflector.sync()

@@ -15,7 +15,7 @@ from agent.upload.spool import Outbox
 from agent.upload.uploader import Uploader
 from agent.wire import Holder, Owner, PodFacts
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import Unavailable
+from gputally.base.errors import ClusterUnavailable
 from gputally.kubernetes.api_client import KubernetesApi
 from gputally.server.https_server import serve
 from gputally.server.tokens_and_grants import sha256
@@ -71,7 +71,7 @@ def test_what_the_cluster_says_and_what_is_written_make_one_history(settings, ap
 
 
 def test_a_cluster_that_does_not_answer_stops_nothing(settings, api, clock):
-    api.trouble = [Unavailable("no")] * 1_000
+    api.trouble = [ClusterUnavailable("no")] * 1_000
     with Service(settings, clock) as service:
         service.start()
         assert [n.pool for n in look(service, clock)] == ["mine"]
@@ -80,7 +80,7 @@ def test_a_cluster_that_does_not_answer_stops_nothing(settings, api, clock):
 def test_a_cluster_that_cannot_be_found_is_said_at_the_start(tmp_path, clock):
     kubeconfig = tmp_path / "nowhere"
     settings = Settings(data=tmp_path / "data", auth="off", kubernetes={"inventory": True, "kubeconfig": kubeconfig})
-    with pytest.raises(Unavailable, match="no access to a cluster"):
+    with pytest.raises(ClusterUnavailable, match="no access to a cluster"):
         Service(settings, clock)
 
 

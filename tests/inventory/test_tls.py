@@ -19,7 +19,7 @@ from gputally.base.accountant_connection import Unanswered
 from gputally.base.errors import SettingsFault
 from gputally.base.yaml_file import FileFault, Unreadable, read
 from gputally.server.config_loading import WatchedFile
-from gputally.server.https_server import BadCertificate, Identity, Tls, common_name, serve
+from gputally.server.https_server import BadCertificate, Tls, TlsFiles, common_name, serve
 from gputally.server.tokens_and_grants import sha256
 from tests.file_descriptor_limit import no_file_descriptors
 
@@ -113,7 +113,7 @@ def test_the_python_client_trusts_the_authority_that_it_is_given(ca, tmp_path, c
 
 def test_a_renewed_certificate_is_used_and_half_a_pair_is_not(ca, tmp_path):
     certificate, key = issue(ca, tmp_path / "server")
-    tls = Tls(Identity(certificate, key))
+    tls = Tls(TlsFiles(certificate, key))
     assert not tls.renew()
     fresh = ca.issue_cert("127.0.0.1")
     certificate.write_bytes(fresh.cert_chain_pems[0].bytes())
@@ -131,7 +131,7 @@ def test_a_renewed_authority_of_clients_is_in_force_for_new_connections(ca, tmp_
     certificate, key = issue(ca, tmp_path / "server")
     old, new, authority = trustme.CA(), trustme.CA(), tmp_path / "clients.pem"
     authority.write_bytes(old.cert_pem.bytes())
-    tls = Tls(Identity(certificate, key, authority))
+    tls = Tls(TlsFiles(certificate, key, authority))
     settings = Settings(data=tmp_path / "data", auth="off", linger_ms=0)
     of_old = client(ca, issue(old, tmp_path / "old", "old", "agent"))
     of_new = client(ca, issue(new, tmp_path / "new", "new", "agent"))
@@ -168,9 +168,9 @@ def test_a_renewal_that_cannot_be_used_is_said_on_the_accountants_page(ca, tmp_p
 def test_files_that_cannot_be_used_are_named(ca, tmp_path):
     certificate, key = issue(ca, tmp_path / "server")
     with pytest.raises(BadCertificate, match="nowhere"):
-        Tls(Identity(tmp_path / "nowhere", key))
+        Tls(TlsFiles(tmp_path / "nowhere", key))
     with pytest.raises(BadCertificate, match="nowhere"):
-        Tls(Identity(certificate, key, tmp_path / "nowhere"))
+        Tls(TlsFiles(certificate, key, tmp_path / "nowhere"))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gputally.base.errors import Unavailable
+from gputally.base.errors import ClusterUnavailable
 from tests.inventory.memory_api_server import FakeApi
 
 
@@ -20,7 +20,7 @@ class Reviewing(FakeApi):
     def post(self, path: str, body: Mapping[str, Any]) -> bytes:
         self._asked("POST " + path)
         if self.out:
-            raise Unavailable("the API server does not answer: timed out")
+            raise ClusterUnavailable("the API server does not answer: timed out")
         spec = body["spec"]
         if path.endswith("tokenreviews"):
             found = self.users.get(spec["token"])

@@ -318,7 +318,7 @@ def test_the_suite_finds_what_is_wrong(lanes: Callable[..., None], law: str, cha
     def judge() -> None:
         case = LAWS()
         case.plugin = schedulers()["lanes"]  # type: ignore[misc]
-        site = suite.Site(
+        site = suite.SchedulerSite(
             refs=("lanes:blue", "lanes:red"),
             objects=(lane("blue"), lane("red"), SETUP),
             without_effect=lambda cluster: cluster.load([lane("default", "LaneSetup", order="fifo")]),
@@ -343,10 +343,10 @@ def test_the_suite_finds_references_that_no_pod_can_name(lanes: Callable[..., No
     case = LAWS()
     case.plugin = schedulers()["lanes"]  # type: ignore[misc]
     law = case.test_its_pods_name_their_queue_and_no_other_schedulers_pods_do
-    law(suite.Site(("lanes:blue", "lanes:red"), ()))
+    law(suite.SchedulerSite(("lanes:blue", "lanes:red"), ()))
     for ref in ("lanes:ns/blue", "rails:blue"):
         with pytest.raises(AssertionError):
-            law(suite.Site((ref, "lanes:red"), ()))
+            law(suite.SchedulerSite((ref, "lanes:red"), ()))
 
 
 def test_the_form_of_the_policy_has_the_section_of_a_scheduler_of_another_package(lanes: Callable[..., None]) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, UsageWindow
-from fairshare.core.queues_and_weights import UNLIMITED, Claim, DivisionProblem, DivisionRound, Remainder, Standing
+from fairshare.core.queues_and_weights import UNLIMITED, DivisionProblem, DivisionRound, QueueClaim, Remainder, Standing
 from fairshare.laws.division import divide
 from fairshare.laws.weight_calculation import (
     WeightInputs,
@@ -25,7 +25,7 @@ from tests.hypothesis_examples import examples
 HOUR_US = 3_600_000_000
 POOL = 16.0
 USUAL = settings(max_examples=examples(20, 120))
-Claims = tuple[Claim, ...]
+Claims = tuple[QueueClaim, ...]
 Situation = tuple[Policy, dict[str, int], dict[str, Standing]]
 quantities = st.one_of(st.integers(0, 60).map(float), st.floats(0, 60, allow_nan=False))
 
@@ -35,7 +35,7 @@ def claim_sets(draw: st.DrawFn) -> Claims:
     count = draw(st.integers(1, 9))
     names = [f"q{i}" for i in range(count)]
     return tuple(
-        Claim(
+        QueueClaim(
             name,
             request=draw(quantities),
             deserved=draw(st.one_of(st.just(0.0), st.integers(0, 8).map(float), st.just(UNLIMITED), quantities)),
@@ -50,7 +50,7 @@ def claim_sets(draw: st.DrawFn) -> Claims:
     )
 
 
-def most(claim: Claim) -> float:
+def most(claim: QueueClaim) -> float:
     """Return the most that a queue can use."""
     return claim.request if claim.limit == UNLIMITED else min(claim.request, claim.limit)
 
@@ -88,7 +88,7 @@ def test_many_queues_get_the_same_with_and_without_an_explanation(seed: int, k: 
     """Without one they are divided in columns; with one, queue by queue."""
     chance = Random(seed)
     claims = tuple(
-        Claim(
+        QueueClaim(
             f"q{i:03d}",
             request=chance.choice((float(chance.randrange(60)), chance.random() * 10.0 ** chance.randrange(-6, 3))),
             deserved=chance.random() * chance.choice((1e-9, 8.0)),
@@ -195,7 +195,7 @@ def test_siblings_never_use_more_than_all_so_the_pool_always_goes_to_somebody(si
     for parent in {queue.parent for queue in policy.queues}:
         siblings = [queue for queue in policy.queues if queue.parent == parent]
         assert fsum(ratios[queue.name].u for queue in siblings) <= 1 + 1e-12
-        claims = [Claim(queue.name, 1.0, weight=queue.weight, usage=ratios[queue.name].u) for queue in siblings]
+        claims = [QueueClaim(queue.name, 1.0, weight=queue.weight, usage=ratios[queue.name].u) for queue in siblings]
         first = divide(DivisionProblem("x", POOL, policy.k, tuple(claims)), explain=True).steps[0]
         assert isinstance(first, DivisionRound)
         assert fsum(offer.p for offer in first.offers) >= 1 - 1e-9

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from accountant.wire.policy_models import Budget, Decision, Policy, UsageWindow
 from accountant.wire.usage_cost_and_job_models import BudgetState
 from fairshare.cli.decision_replay import recount
-from fairshare.controller.cycle_report import Outcome, TargetReport, replay_weights, weight_decisions
+from fairshare.controller.cycle_report import TargetReport, WriteOutcome, replay_weights, weight_decisions
 from fairshare.core.queues_and_weights import Standing
 from fairshare.laws.weight_calculation import (
     WeightInputs,
@@ -62,7 +62,9 @@ def cycles(draw: st.DrawFn) -> Cycles:
 
 
 def _recorded(target: TargetReport, policy: Policy, at_ms: int) -> list[Decision]:
-    news = tuple(Outcome(Apply("kai", w.queue, w.queue, None, w.value, w.why, {}), "applied") for w in target.weights)
+    news = tuple(
+        WriteOutcome(Apply("kai", w.queue, w.queue, None, w.value, w.why, {}), "applied") for w in target.weights
+    )
     decisions = weight_decisions(target, news, policy.version(), at_ms)
     return [Decision.model_validate_json(decision.model_dump_json()) for decision in decisions]
 

@@ -26,7 +26,7 @@ from agent.metrics.exporter import AgentMetrics
 from agent.metrics.metric_families import Operations
 from agent.simulation.simulated_node import A100, H100, SimulatedNode, make_gpu
 from agent.wire import Holder, UsageInterval
-from fairshare.controller.controller_metrics import Metrics
+from fairshare.controller.controller_metrics import ControllerMetrics
 from fairshare.controller.cycle_report import CycleReport, TargetReport
 from fairshare.preemption.eviction import EvictionResult
 from fairshare.preemption.preemption_cycle import PreemptionReport, VictimStop
@@ -34,7 +34,7 @@ from fairshare.preemption.preemption_types import Verdict, Victim
 from fairshare.usage.stale_usage_hold import UsageHold
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE
-from gputally.demo.options import Options
+from gputally.demo.options import DemoOptions
 from gputally.demo.pipeline import Pipeline
 from gputally.demo.scenario import Scenario, build
 from tests.fairshare.preemption_cases import gang, policy, situation
@@ -97,7 +97,7 @@ class Recorder:
 
 def scenario(days: int) -> Scenario:
     """Return the demo's scenario with two budgets."""
-    plain = build(Options(days=days))
+    plain = build(DemoOptions(days=days))
     budgets = (
         Budget(name="research-hours", team="research", limit=2_000),
         Budget(name="vision-money", queue=plain.policy.queues[0].name, limit=50_000, currency="USD"),
@@ -108,7 +108,7 @@ def scenario(days: int) -> Scenario:
 def scraped(recorder: Recorder, pipeline: Pipeline) -> None:
     """Run the pipeline to its end, scraping every EVERY_HOURS hours."""
     clock = VirtualClock(pipeline.scenario.start_ms)
-    fairshare = Metrics(clock)
+    fairshare = ControllerMetrics(clock)
     inventory = CollectorRegistry()
     kind = SimpleNamespace(kind="Node", heard_ms=pipeline.scenario.start_ms, failures=0, unreadable=0)
     inventory.register(FunctionCollector(partial(inventory_metrics, SimpleNamespace(kinds=[kind]), clock)))  # type: ignore[arg-type]
@@ -183,7 +183,7 @@ def _ill_node(start_ms: int) -> Callable[[int], str]:
 def _pressed_controller() -> Callable[[int], str]:
     """Return a controller that holds its weights, with a waiting workload, a preempted one and a degraded target."""
     clock = VirtualClock(0)
-    metrics = Metrics(clock)
+    metrics = ControllerMetrics(clock)
     waits, went = gang("waits", "nlp", waiting=(8,)), gang("went", "vision", on=(("n1", 4),))
     nodes = {"n1": 8.0, "n2": 8.0}
     hold = UsageHold("StaleUsage", "usage is an hour old")

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from dashboards import prometheus_rules
-from dashboards.prometheus_rules import Group
+from dashboards.prometheus_rules import RuleGroup
 from tests.real.prometheus import promtool
 
 pytestmark = pytest.mark.real
@@ -186,7 +186,7 @@ def proven(folder: Path, what: str, tests: Sequence[tuple[str, Scenario]]) -> No
     for alert in prometheus_rules.ALERTS:
         own = [test for name, test in tests if name == alert.name]
         if own:
-            groups = [prometheus_rules.RECORD_GROUP, Group("gputally.alone", (alert,))]
+            groups = [prometheus_rules.RECORD_GROUP, RuleGroup("gputally.alone", (alert,))]
             rules = f"{alert.name}.rules.yaml"
             (folder / rules).write_text(prometheus_rules.render_groups(groups))
             files.append(f"{alert.name}.{what}.yaml")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fairshare.core.queues_and_weights import Claim
+from fairshare.core.queues_and_weights import QueueClaim
 from fairshare.simulator.simulation_model import (
     Event,
     GpuSpec,
-    Job,
-    NodeSpec,
     OutageBegan,
     OutageEnded,
+    SimulatedJob,
+    SimulatedNodeSpec,
     Started,
     Stopped,
     Workload,
@@ -22,17 +22,19 @@ from gputally.base.units import MS_PER_MINUTE
 MINUTE = MS_PER_MINUTE
 
 
-def fleet(nodes: int, gpus: int = 8, model: str = "H100") -> list[NodeSpec]:
+def fleet(nodes: int, gpus: int = 8, model: str = "H100") -> list[SimulatedNodeSpec]:
     """Build `nodes` equal nodes of whole GPUs."""
-    return [NodeSpec(f"n{n}", tuple(GpuSpec(f"GPU-{n}-{i}", model) for i in range(gpus))) for n in range(nodes)]
+    return [
+        SimulatedNodeSpec(f"n{n}", tuple(GpuSpec(f"GPU-{n}-{i}", model) for i in range(gpus))) for n in range(nodes)
+    ]
 
 
-def job(name: str, queue: str = "a", gpus: int = 1, minutes: float = 60, at: float = 0, **more: object) -> Job:
-    return Job(name, queue, round(at * MINUTE), gpus, round(minutes * MINUTE), **more)  # type: ignore[arg-type]
+def job(name: str, queue: str = "a", gpus: int = 1, minutes: float = 60, at: float = 0, **more: object) -> SimulatedJob:
+    return SimulatedJob(name, queue, round(at * MINUTE), gpus, round(minutes * MINUTE), **more)  # type: ignore[arg-type]
 
 
-def queue(name: str, deserved: float = 0.0, weight: float = 1.0, limit: float = -1.0, **more: object) -> Claim:
-    return Claim(name, 0.0, deserved=deserved, weight=weight, limit=limit, **more)  # type: ignore[arg-type]
+def queue(name: str, deserved: float = 0.0, weight: float = 1.0, limit: float = -1.0, **more: object) -> QueueClaim:
+    return QueueClaim(name, 0.0, deserved=deserved, weight=weight, limit=limit, **more)  # type: ignore[arg-type]
 
 
 def work_of(rows: Sequence[tuple[int, int, int, int]], queues: tuple[str, ...] = ("a", "b")) -> Workload:
@@ -45,7 +47,7 @@ def work_of(rows: Sequence[tuple[int, int, int, int]], queues: tuple[str, ...] =
 class Watcher:
     """Follows the events as a kubelet would, and fails on an impossible one."""
 
-    nodes: Sequence[NodeSpec]
+    nodes: Sequence[SimulatedNodeSpec]
     holders: dict[tuple[str, int], str] = field(default_factory=dict)
     down: dict[str, int] = field(default_factory=dict)
     gpu_ms: dict[str, int] = field(default_factory=dict)

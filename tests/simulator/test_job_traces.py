@@ -23,7 +23,7 @@ from fairshare.simulator.job_traces import (
     parse_jobs,
     teams_of,
 )
-from fairshare.simulator.simulation_model import Job
+from fairshare.simulator.simulation_model import SimulatedJob
 
 ROW = {"job_id": "j1", "submit_offset_s": "60.5", "team": "vision", "gpus": "8", "duration_s": "3600"}
 
@@ -38,7 +38,7 @@ def fault(**changes: object) -> str:
 def test_a_row_becomes_a_job() -> None:
     jobs, faults = parse_jobs([("f:2", {**ROW, "mean_gpu_util_pct": "91.26", "extra": "ignored"})], 1_000)
     assert faults == []
-    assert jobs == [Job("j1", "vision", 61_500, 8, 3_600_000, utilisation_permille=913)]
+    assert jobs == [SimulatedJob("j1", "vision", 61_500, 8, 3_600_000, utilisation_permille=913)]
 
 
 def test_typed_values_read_like_text() -> None:

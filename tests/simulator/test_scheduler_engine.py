@@ -14,10 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairshare.core.queues_and_weights import UNLIMITED, Claim
-from fairshare.simulator.engine_state import NEVER, Gang, Line
+from fairshare.core.queues_and_weights import UNLIMITED, QueueClaim
+from fairshare.simulator.engine_state import NEVER, SimulatedGang, WaitingLine
 from fairshare.simulator.scheduler_engine import ClusterSimulation
-from fairshare.simulator.simulation_model import Event, GpuSpec, Job, NodeSpec, Outage, Rules, Started, Stopped
+from fairshare.simulator.simulation_model import (
+    Event,
+    GpuSpec,
+    Outage,
+    Rules,
+    SimulatedJob,
+    SimulatedNodeSpec,
+    Started,
+    Stopped,
+)
 from gputally.base.errors import DivisionError
 from tests.hypothesis_examples import examples
 from tests.simulator.conftest import MINUTE, Watcher, fleet, job, queue
@@ -51,13 +60,17 @@ TWO = [queue("a"), queue("b")]
         (TWO, [*HOGS, job("late", "b", at=1)], {}, 20, {"late": 10}),
         (TWO, [job("all", gpus=8, at=1), job("seven", gpus=7, at=1)], {"outages": OUTAGES}, 80,
          {"all": None, "seven": 60}),
-        (TWO, [Job("j", "a", 1_001, 1, 5_000)], {"rules": Rules(cycle_ms=60_000)}, 60, {"j": 1}),
+        (TWO, [SimulatedJob("j", "a", 1_001, 1, 5_000)], {"rules": Rules(cycle_ms=60_000)}, 60, {"j": 1}),
     ],
     ids=["whole", "gang", "scan depth", "no reclaim", "below its quota", "not preemptible", "quota", "minimum run time",
          "overlapping outages", "cycle"],
 )  # fmt: skip
 def test_who_starts_when(
-    queues: list[Claim], jobs: list[Job], options: dict[str, Any], until: int, started: dict[str, int | None]
+    queues: list[QueueClaim],
+    jobs: list[SimulatedJob],
+    options: dict[str, Any],
+    until: int,
+    started: dict[str, int | None],
 ) -> None:
     """In minutes, on one node of eight GPUs."""
     begun = starts(ClusterSimulation(fleet(1), queues, jobs, **options), until * MINUTE)
@@ -78,7 +91,7 @@ def test_a_gang_larger_than_a_node_takes_as_few_nodes_as_it_can() -> None:
 
 
 def test_a_gang_never_mixes_gpu_models() -> None:
-    nodes = [*fleet(1, 4, "H100"), NodeSpec("m0", tuple(GpuSpec(f"GPU-m-{i}", "A100") for i in range(4)))]
+    nodes = [*fleet(1, 4, "H100"), SimulatedNodeSpec("m0", tuple(GpuSpec(f"GPU-m-{i}", "A100") for i in range(4)))]
     engine = ClusterSimulation(nodes, [queue("a")], [job("six", gpus=6), job("four", gpus=4, models=("A100",))])
     assert starts(engine, HOUR) == {"four": 0}
     assert engine.outcomes["six"].rejected
@@ -184,7 +197,7 @@ def test_an_outage_stops_its_jobs_and_takes_the_capacity_away(target: str) -> No
 
 def test_parts_of_a_gpu_are_pools_of_their_own() -> None:
     parts = GpuSpec("GPU-mig", "A100", ("3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb"))
-    nodes = [NodeSpec("n0", (parts, GpuSpec("GPU-ts", "A100", ("shared",) * 2), GpuSpec("GPU-1", "A100")))]
+    nodes = [SimulatedNodeSpec("n0", (parts, GpuSpec("GPU-ts", "A100", ("shared",) * 2), GpuSpec("GPU-1", "A100")))]
     jobs = [job(f"mig{i}", shape="1g.10gb") for i in range(3)]
     jobs += [job(f"ts{i}", shape="shared", queue="b") for i in range(3)]
     engine = ClusterSimulation(nodes, TWO, [*jobs, job("whole"), job("two", gpus=2)])
@@ -228,13 +241,13 @@ END = 600 * MINUTE
 queues_st = st.lists(
     st.tuples(st.integers(0, 4), st.sampled_from([0.0, 0.5, 1.0, 3.0]), st.sampled_from([-1, 3, 6])),
     min_size=1, max_size=4,
-).map(lambda rows: [Claim(f"q{i}", 0.0, d, limit, w) for i, (d, w, limit) in enumerate(rows)])  # fmt: skip
+).map(lambda rows: [QueueClaim(f"q{i}", 0.0, d, limit, w) for i, (d, w, limit) in enumerate(rows)])  # fmt: skip
 jobs_st = st.lists(
     st.tuples(st.integers(0, 4), st.integers(0, 300), st.integers(1, 9), st.integers(1, 200), st.booleans()),
     max_size=30,
 ).map(
     lambda rows: [
-        Job(f"j{i:02}", f"q{q}", at * MINUTE + 17 * i, gpus, minutes * MINUTE + i, preemptible=preemptible)
+        SimulatedJob(f"j{i:02}", f"q{q}", at * MINUTE + 17 * i, gpus, minutes * MINUTE + i, preemptible=preemptible)
         for i, (q, at, gpus, minutes, preemptible) in enumerate(rows)
     ]
 )
@@ -255,7 +268,9 @@ def key(event: Event) -> tuple[object, ...]:
 @pytest.mark.thorough
 @settings(max_examples=examples(50, 400))
 @given(queues_st, jobs_st, outages_st)
-def test_capacity_limits_and_quotas_always_hold(queues: list[Claim], jobs: list[Job], outages: list[Outage]) -> None:
+def test_capacity_limits_and_quotas_always_hold(
+    queues: list[QueueClaim], jobs: list[SimulatedJob], outages: list[Outage]
+) -> None:
     engine = ClusterSimulation(NODES, queues, jobs, outages=outages, rules=RULES)
     claims = {claim.name: claim for claim in queues}
     watcher = Watcher(NODES)
@@ -292,7 +307,7 @@ def test_capacity_limits_and_quotas_always_hold(queues: list[Claim], jobs: list[
 @settings(max_examples=examples(20, 150))
 @given(queues_st, jobs_st, outages_st, st.integers(0, 2**32), st.lists(st.integers(1, 599), max_size=4))
 def test_the_outcome_depends_on_the_inputs_alone(
-    queues: list[Claim], jobs: list[Job], outages: list[Outage], seed: int, stops: list[int]
+    queues: list[QueueClaim], jobs: list[SimulatedJob], outages: list[Outage], seed: int, stops: list[int]
 ) -> None:
     """Neither the order of jobs and queues nor the division of the run matters."""
     one = ClusterSimulation(NODES, queues, jobs, outages=outages, rules=RULES).events_until(END)
@@ -306,10 +321,10 @@ def test_the_outcome_depends_on_the_inputs_alone(
 
 @settings(max_examples=examples(13, 80))
 @given(jobs_st)
-def test_nothing_idles_that_a_waiting_job_could_use(jobs: list[Job]) -> None:
+def test_nothing_idles_that_a_waiting_job_could_use(jobs: list[SimulatedJob]) -> None:
     """Work conserving: with one queue, no limit and a search of the whole queue, no waiting job would fit."""
     plain = [replace(job, queue="q0", preemptible=True) for job in jobs]
-    engine = ClusterSimulation(NODES, [Claim("q0", 0.0)], plain, rules=replace(RULES, scan_depth=1_000))
+    engine = ClusterSimulation(NODES, [QueueClaim("q0", 0.0)], plain, rules=replace(RULES, scan_depth=1_000))
     watcher = Watcher(NODES)
     waiting: set[str] = set()
     for at in range(0, 600, 7):
@@ -327,8 +342,8 @@ def test_nothing_idles_that_a_waiting_job_could_use(jobs: list[Job]) -> None:
 @settings(max_examples=examples(40, 400))
 @given(st.integers(1, 4), st.lists(st.tuples(st.sampled_from(["join", "leave", "rejoin"]), st.integers(0, 9))))
 def test_a_line_is_a_sorted_list_whose_front_is_at_hand(depth: int, steps: list[tuple[str, int]]) -> None:
-    gangs = [Gang(number, 0, 1 + number * 7 % 5, 1, 0) for number in range(len(steps))]
-    line, plain, gone, submitted = Line(depth), list[int](), list[int](), 0
+    gangs = [SimulatedGang(number, 0, 1 + number * 7 % 5, 1, 0) for number in range(len(steps))]
+    line, plain, gone, submitted = WaitingLine(depth), list[int](), list[int](), 0
     for step, which in steps:
         if step == "join":
             line.join(gangs[submitted])

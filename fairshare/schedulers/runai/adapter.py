@@ -50,7 +50,14 @@ from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen, same
 from gputally.base import http_calls
 from gputally.base.clock import Clock
-from gputally.base.errors import Conflict, FairshareError, NotFound, Refused, Unavailable, without_password
+from gputally.base.errors import (
+    ClusterRefused,
+    ClusterUnavailable,
+    Conflict,
+    FairshareError,
+    NotFound,
+    without_password,
+)
 from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Kind, Object, Objects, quantity, to_fields_v1, value_at
@@ -90,19 +97,19 @@ class RunaiApi:
         timeout_s: float = 10.0,
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
-        """Raises Refused for an invalid address or invalid certificate authorities.
+        """Raises ClusterRefused for an invalid address or invalid certificate authorities.
 
         credentials: a folder with `client-id` and `client-secret`.
         cluster: the id of the only cluster whose units are read; None: all clusters.
         ca_file: certificate authorities (PEM) that are trusted instead of the system's."""
-        parsed = http_calls.address(url, "https://example.run.ai", Refused)
+        parsed = http_calls.address(url, "https://example.run.ai", ClusterRefused)
         if parsed.scheme != "https" and not (parsed.scheme == "http" and parsed.host in _LOCAL):
-            raise Refused(f"{without_password(url)}: use an https address for Run:ai")
+            raise ClusterRefused(f"{without_password(url)}: use an https address for Run:ai")
         self._url = url.rstrip("/")
         self._credentials = credentials
         self._clock = clock
         self._cluster = cluster
-        trusted = http_calls.tls_context_for(parsed, ca_file, Refused)
+        trusted = http_calls.tls_context_for(parsed, ca_file, ClusterRefused)
         self._timeout_s = timeout_s
         self._http = http_calls.client(trusted, timeout_s, head_s=timeout_s, transport=transport)
         self._token = ""
@@ -127,7 +134,7 @@ class RunaiApi:
             answer = self._ask("GET", path, query={**query, "offset": str(offset)})
             rows = answer.get(_LISTS[kind]) if isinstance(answer, dict) else None
             if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-                raise Unavailable(f"{self._url}{path}: the response is not that of Run:ai's API")
+                raise ClusterUnavailable(f"{self._url}{path}: the response is not that of Run:ai's API")
             yield from rows
             if len(rows) < PAGE:
                 return
@@ -140,7 +147,7 @@ class RunaiApi:
             if str(value_at(each, ("nodePool", "id"))) == pool:
                 weight = value_at(each, ("gpu", "overQuotaWeight"))
                 if weight is not None and quantity(weight) is None:
-                    raise Unavailable(
+                    raise ClusterUnavailable(
                         f"{self._url}{path}: overQuotaWeight is {weight!r}, not a number that is 0 or more"
                     )
                 return quantity(weight)
@@ -177,7 +184,7 @@ class RunaiApi:
         answer = self._read("POST", path, response)
         token = (answer.get("access_token") or answer.get("accessToken")) if isinstance(answer, dict) else None
         if not isinstance(token, str) or not token:
-            raise Unavailable(f"{self._url}{path}: the response has no token")
+            raise ClusterUnavailable(f"{self._url}{path}: the response has no token")
         lifetime_s = answer.get("expires_in") or answer.get("expiresIn")
         lifetime_ms = int(quantity(lifetime_s) or 0) * MS_PER_SECOND
         self._token, self._token_until_ms = token, now_ms + max(0, lifetime_ms - _EARLY_MS)
@@ -188,7 +195,7 @@ class RunaiApi:
         try:
             return path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise Refused(f"credentials {path}: {getattr(error, 'strerror', None) or 'not text'}") from error
+            raise ClusterRefused(f"credentials {path}: {getattr(error, 'strerror', None) or 'not text'}") from error
 
     def _send(
         self,
@@ -201,7 +208,7 @@ class RunaiApi:
         token: str = "",
     ) -> httpx2.Response:
         if self._clock.monotonic_ms() < self._paused_until_ms:
-            raise Unavailable(
+            raise ClusterUnavailable(
                 f"{self._url}: Run:ai is overloaded and asked for a pause (Retry-After), which has not ended"
             )
         headers = {"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
@@ -214,9 +221,9 @@ class RunaiApi:
             ) as response:
                 read = http_calls.read_bounded(response, MOST_BYTES, self._timeout_s)
         except httpx2.HTTPError as error:
-            raise Unavailable(f"{self._url}: {http_calls.reason(error)}") from error
+            raise ClusterUnavailable(f"{self._url}: {http_calls.reason(error)}") from error
         if read is None:
-            raise Unavailable(f"{method} {self._url}{path}: the response is larger than {MOST_BYTES} bytes")
+            raise ClusterUnavailable(f"{method} {self._url}{path}: the response is larger than {MOST_BYTES} bytes")
         after = response.headers.get("Retry-After")
         return httpx2.Response(
             response.status_code, headers={"Retry-After": after} if after is not None else None, content=read
@@ -228,12 +235,12 @@ class RunaiApi:
             overloaded = status == 429 or status >= 500
             if overloaded:
                 self._pause(response.headers.get("Retry-After"))
-            kind = NotFound if status == 404 else Unavailable if overloaded else Refused
+            kind = NotFound if status == 404 else ClusterUnavailable if overloaded else ClusterRefused
             raise kind(f"{request}: {status} {_message(response)}")
         try:
             return json.loads(response.content) if response.content else None
         except ValueError as error:
-            raise Unavailable(f"{request}: the response is not JSON") from error
+            raise ClusterUnavailable(f"{request}: the response is not JSON") from error
 
     def _pause(self, retry_after: str | None) -> None:
         if retry_after is not None and retry_after.isascii() and retry_after.isdigit():

@@ -36,7 +36,6 @@ from fairshare.core.gpu_demand import (
 from fairshare.core.queues_and_weights import (
     ALWAYS_S,
     UNLIMITED,
-    Claim,
     Condition,
     DivisionProblem,
     Gang,
@@ -44,6 +43,7 @@ from fairshare.core.queues_and_weights import (
     Observation,
     Pod,
     Protection,
+    QueueClaim,
     Standing,
     TargetQueue,
     Value,
@@ -290,7 +290,7 @@ def _full_demand_shares(
         limits = [limit for limit in (queue.limit, most) if limit != UNLIMITED]
         limit = min(limits, default=UNLIMITED)
         claims.append(
-            Claim(
+            QueueClaim(
                 queue.name,
                 inf,
                 scaled(queue.deserved),

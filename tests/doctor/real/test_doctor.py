@@ -11,7 +11,7 @@ import pytest
 
 from fairshare.schedulers.kai.kinds import QUEUE, SHARD
 from gputally.base.clock import SystemClock, VirtualClock
-from gputally.base.errors import Unavailable
+from gputally.base.errors import ClusterUnavailable
 from gputally.doctor.__main__ import run_checks
 from gputally.doctor.check_inputs import Sources
 from gputally.doctor.findings import CheckResult
@@ -194,5 +194,5 @@ def test_nobody_there(tmp_path: Path, server: ApiServer) -> None:
     text = server.kubeconfig.read_text().replace(server.url, "https://127.0.0.1:1")
     (tmp_path / "kubeconfig").write_text(text)
     gone = Inspector.connect(KINDS, tmp_path / "kubeconfig")
-    with pytest.raises(Unavailable, match="does not answer"):
+    with pytest.raises(ClusterUnavailable, match="does not answer"):
         gone.server_ms()

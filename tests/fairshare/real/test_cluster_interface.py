@@ -14,7 +14,7 @@ from fairshare.core import scheduler_queue_objects
 from fairshare.schedulers.kai.kinds import QUEUE
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import FIELD_MANAGER
-from gputally.base.errors import Blocked, ClusterError, Conflict, NotFound, Refused, VersionGone
+from gputally.base.errors import Blocked, ClusterError, ClusterRefused, Conflict, NotFound, VersionGone
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.memory_cluster import MemoryCluster
@@ -50,7 +50,7 @@ def test_the_schema_of_the_real_server_refuses_a_weight_that_is_text(server: Api
 
 def test_a_user_without_rights_is_refused_in_the_servers_words(server: ApiServer, tmp_path: Path) -> None:
     plain = KubernetesCluster.connect(KINDS, server.kubeconfig_for(PLAIN_TOKEN, tmp_path))
-    with pytest.raises(Refused, match='User "plain" cannot list'):
+    with pytest.raises(ClusterRefused, match='User "plain" cannot list'):
         plain.list(QUEUE)
 
 
@@ -221,7 +221,7 @@ def test_evictions_as_the_server_answers_them(cluster: Cluster, name: str) -> No
         cluster.evict(f"{app}-1", "default", second, grace_s=0)
     other = {**budget, "metadata": {"name": f"{app}-b", "namespace": "default"}}
     cluster.create(other, field_manager="us")
-    with pytest.raises(Refused, match="more than one PodDisruptionBudget"):
+    with pytest.raises(ClusterRefused, match="more than one PodDisruptionBudget"):
         cluster.evict(f"{app}-1", "default", second)
 
 

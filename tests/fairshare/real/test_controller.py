@@ -32,7 +32,7 @@ from fairshare.schedulers.volcano import kinds as volcano
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import SystemClock, VirtualClock
-from gputally.base.errors import ClusterError, Refused
+from gputally.base.errors import ClusterError, ClusterRefused
 from gputally.kubernetes.api_client import KubernetesCluster, connect_for_election
 from gputally.kubernetes.leader_election import Election, LeaseTimes, Term
 from gputally.kubernetes.list_watch import Reflector
@@ -106,7 +106,7 @@ def test_the_charts_rights_suffice(
         lambda: mine.create(object_of(QUEUE, "new", {}), field_manager="x"),
         lambda: mine.evict("any", "default", "uid"),
     ):
-        with pytest.raises(Refused, match="cannot"):
+        with pytest.raises(ClusterRefused, match="cannot"):
             forbidden()
 
 
@@ -151,7 +151,7 @@ def test_an_admission_policy_refuses_one(
             try:
                 wanted = object_of(QUEUE, "vap-a", {"resources": {"gpu": {"overQuotaWeight": 1}}})
                 real.apply(wanted, field_manager="probe", dry_run=True)
-            except Refused:
+            except ClusterRefused:
                 return True
             return False
 

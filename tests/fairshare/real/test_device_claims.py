@@ -14,7 +14,7 @@ from fairshare.controller.claimed_pods import ClaimedPods
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.kube_scheduler_extender import Extender, ExtenderView
 from fairshare.controller.pod_index import PodIndex
-from fairshare.core.gpu_demand import QUEUE_LABEL, BoundPods, read_claiming
+from fairshare.core.gpu_demand import QUEUE_LABEL, PodReducer, read_claiming
 from fairshare.core.queues_and_weights import Pod
 from fairshare.http_server import serve_extender
 from gputally.base.clock import SystemClock
@@ -40,7 +40,12 @@ def _followed(cluster: KubernetesCluster, index: PodIndex) -> Iterator[ClaimedPo
     clock, stop = SystemClock(), threading.Event()
     claimed = ClaimedPods(index.change)
     pods: Reflector[Any, Pod] = Reflector(
-        cluster.api(), POD.path(), dict, BoundPods(clock, read_claiming), claimed.pod_changed, now_ms=clock.monotonic_ms
+        cluster.api(),
+        POD.path(),
+        dict,
+        PodReducer(clock, read_claiming),
+        claimed.pod_changed,
+        now_ms=clock.monotonic_ms,
     )
     several = (*claimed.reflectors(cluster.api(), clock.monotonic_ms), pods)
     for each in several:

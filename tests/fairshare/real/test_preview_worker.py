@@ -11,7 +11,7 @@ import pytest
 from fairshare.controller import policy_file as policies
 from fairshare.explain.what_if_simulation import Comparison
 from fairshare.usage.accountant_client import AccountantApi
-from fairshare.web.what_if_worker import Cancelled, PreviewFailed, PreviewOrder, ProgressCallback, Worker
+from fairshare.web.what_if_worker import Cancelled, PreviewFailed, PreviewOrder, PreviewWorker, ProgressCallback
 from gputally.base.errors import FairshareError
 from tests.fairshare.conftest import NOW_MS
 from tests.fairshare.web.controller_pages import sample
@@ -39,7 +39,7 @@ def order(days: int) -> PreviewOrder:
     return PreviewOrder(policy, policy.model_copy(update={"k": 1.5}), days, NOW_MS)
 
 
-WORKER = Worker(partial(AccountantApi, "http://127.0.0.1:1"), most_mib=512, compare=report)
+WORKER = PreviewWorker(partial(AccountantApi, "http://127.0.0.1:1"), most_mib=512, compare=report)
 
 
 def test_a_process_of_its_own_says_how_it_goes_and_what_came_out() -> None:
@@ -65,6 +65,6 @@ def test_a_process_is_stopped_on_request_and_when_its_time_is_over() -> None:
     stop = threading.Event()
     with pytest.raises(Cancelled):
         WORKER(order(4), lambda *_: stop.set(), stop)
-    hasty = Worker(WORKER.client, most_s=0.4, compare=report)
+    hasty = PreviewWorker(WORKER.client, most_s=0.4, compare=report)
     with pytest.raises(PreviewFailed, match=r"longer than 0\.4 s"):
         hasty(order(4), lambda *_: None, threading.Event())

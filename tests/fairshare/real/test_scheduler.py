@@ -18,7 +18,7 @@ from fairshare.http_server import serve_extender
 from gputally.base.clock import SystemClock
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.objects import GPU, NODE, POD
-from gputally.server.https_server import Identity, Tls
+from gputally.server.https_server import Tls, TlsFiles
 from tests.deadlines import until
 from tests.fairshare.real_api_server import MERGE
 from tests.real.controlplane import ApiServer, scheduler
@@ -156,7 +156,7 @@ def test_over_https_an_authority_is_needed(server: ApiServer, cockpit: Cockpit, 
     mine.cert_chain_pems[0].write_to_path(paths["cert"])
     mine.private_key_pem.write_to_path(paths["key"])
     extender = Extender(cockpit.room, SystemClock())
-    with serve_extender("127.0.0.1", 0, extender, tls=Tls(Identity(paths["cert"], paths["key"]))) as url:
+    with serve_extender("127.0.0.1", 0, extender, tls=Tls(TlsFiles(paths["cert"], paths["key"]))) as url:
         with scheduler(server, tmp_path, [_extender(url)]):
             cockpit.pod("without", 2, "small")
             cockpit.until_bound("without")

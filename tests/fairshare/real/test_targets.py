@@ -12,7 +12,7 @@ from fairshare.core import scheduler_queue_objects
 from fairshare.schedulers.kueue import kinds as kueue
 from fairshare.schedulers.volcano import kinds as volcano
 from fairshare.targets.weight_plan import FIELD_MANAGER
-from gputally.base.errors import NotFound, Unavailable
+from gputally.base.errors import ClusterUnavailable, NotFound
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, Cluster
@@ -144,7 +144,7 @@ def test_a_kueue_that_serves_v1beta1_alone(accountant: Any, tmp_path: Path, cont
         def all_served() -> bool:
             try:
                 return all(cluster.list(kind) is not None for kind in old.values())
-            except (NotFound, Unavailable):
+            except (NotFound, ClusterUnavailable):
                 return False
 
         until(all_served, "v1beta1 is not served")

@@ -28,7 +28,7 @@ from fairshare.explain.what_if_simulation import Comparison, ReplayedQueue
 from fairshare.web.page_authentication import PageAuthentication
 from fairshare.web.page_routing import PageContext, PagesApp
 from fairshare.web.policy_pages import ROUTES
-from fairshare.web.queue_history import History, ReportCache
+from fairshare.web.queue_history import QueueHistory, ReportCache
 from fairshare.web.what_if_worker import Preview, PreviewOrder, Previews, ProgressCallback
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantUnavailable
@@ -250,7 +250,7 @@ def stage(
     place = PolicyLocation(file, PolicyFileWriter(file) if writable else None)
     applied: list[tuple[str, Policy | None, Policy]] = []
     context = PageContext(
-        scene, History(books, clock), previews, place, clock, 600.0, lambda *said: applied.append(said),
+        scene, QueueHistory(books, clock), previews, place, clock, 600.0, lambda *said: applied.append(said),
         accountant_pages,
     )  # fmt: skip
     doors = PageAuthentication(listed, people(clock) if people is not None else None)

@@ -15,11 +15,11 @@ from fairshare.controller.policy_difference import _DURATIONS, changes, duration
 from fairshare.controller.policy_file import policy_of_document
 from fairshare.web.policy_form import (
     QUEUE,
-    Entry,
+    ChangedQueue,
     Form,
+    FormRow,
     PolicyText,
     Revision,
-    Row,
     draft,
     form_from,
     form_of,
@@ -46,7 +46,7 @@ def fill(form: Form, **values: str) -> Form:
 
 def fill_row(form: Form, number: int, gone: bool = False, **values: str) -> Form:
     rows = list(form.rows)
-    rows[number] = Row(rows[number].at, {**rows[number].values, **values}, gone)
+    rows[number] = FormRow(rows[number].at, {**rows[number].values, **values}, gone)
     return Form(form.values, tuple(rows))
 
 
@@ -131,7 +131,7 @@ def test_an_unknown_parent_and_advice_find_their_field() -> None:
 def test_rows_the_file_does_not_have_are_refused() -> None:
     form = form_of(standing())
     with pytest.raises(ValueError, match="has changed"):
-        draft(standing(), Form(form.values, (*form.rows, Row(99, form.rows[0].values))))
+        draft(standing(), Form(form.values, (*form.rows, FormRow(99, form.rows[0].values))))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_rows_the_file_does_not_have_are_refused() -> None:
 )
 def test_any_layout_ends_in_exactly_what_was_asked_for(text: str) -> None:
     data: Any = parse(text, "x").data
-    entries = (Entry(0, {"weight": None}), Entry(1, {"limit": 4}), Entry(None, {"name": "c"}))
+    entries = (ChangedQueue(0, {"weight": None}), ChangedQueue(1, {"limit": 4}), ChangedQueue(None, {"name": "c"}))
     revision = Revision({("k",): 2.5, ("bounds", "max_multiplier"): 0.1}, entries)
     found, _ = revise(text, revision)
     assert parse(found, "x").data == revised(data, revision)
@@ -154,13 +154,13 @@ def test_any_layout_ends_in_exactly_what_was_asked_for(text: str) -> None:
 
 def test_a_list_on_one_line_is_edited_in_place() -> None:
     text = "# Ours.\n# Since May.\nqueues: [{name: a, weight: 1}]  # all\n"
-    found = revise(text, Revision({("k",): 2}, (Entry(0, {"weight": 3}),)))
+    found = revise(text, Revision({("k",): 2}, (ChangedQueue(0, {"weight": 3}),)))
     assert found == ("# Ours.\n# Since May.\nqueues: [{name: a, weight: 3}]  # all\nk: 2\n", True)
 
 
 def test_an_order_that_changes_is_written_from_the_data_under_the_comments_the_file_began_with() -> None:
     text = "# Ours.\n# Since May.\nqueues: [{name: a, weight: 1}, {name: b}]\n"
-    found, edited = revise(text, Revision({("k",): 2}, (Entry(1, {}), Entry(0, {"weight": 3}))))
+    found, edited = revise(text, Revision({("k",): 2}, (ChangedQueue(1, {}), ChangedQueue(0, {"weight": 3}))))
     assert not edited
     assert found == "# Ours.\n# Since May.\nqueues:\n  - {name: b}\n  - {name: a, weight: 3}\nk: 2\n"
 
@@ -186,23 +186,23 @@ bounds: {max_multiplier:   2.0,
 """
 
 
-KEPT = (Entry(0, {}), Entry(1, {}), Entry(2, {}))
+KEPT = (ChangedQueue(0, {}), ChangedQueue(1, {}), ChangedQueue(2, {}))
 
 
 @pytest.mark.parametrize(
     ("values", "entries", "lines"),
     [
-        ({}, (Entry(0, {"weight": 2}), *KEPT[1:]), "-+- {name: a, weight: 2}       # a's"),
-        ({}, (*KEPT[:2], Entry(2, {"weight": 2.5})), "-+weight: 2.5 # c's"),
+        ({}, (ChangedQueue(0, {"weight": 2}), *KEPT[1:]), "-+- {name: a, weight: 2}       # a's"),
+        ({}, (*KEPT[:2], ChangedQueue(2, {"weight": 2.5})), "-+weight: 2.5 # c's"),
         ({}, KEPT[1:], "-"),
-        ({}, (*KEPT[:2], Entry(2, {"refs": None})), "-"),
-        ({}, (*KEPT[:2], Entry(2, {"limit": 4})), "+limit: 4"),
-        ({}, (*KEPT, Entry(None, {"name": "d", "team": "no"})), "+- {name: d, team: 'no'}"),
+        ({}, (*KEPT[:2], ChangedQueue(2, {"refs": None})), "-"),
+        ({}, (*KEPT[:2], ChangedQueue(2, {"limit": 4})), "+limit: 4"),
+        ({}, (*KEPT, ChangedQueue(None, {"name": "d", "team": "no"})), "+- {name: d, team: 'no'}"),
         ({("k",): 2}, KEPT, "+k: 2"),
     ],
 )
 def test_other_lines_stay_letter_for_letter(
-    values: dict[tuple[str, ...], Any], entries: tuple[Entry, ...], lines: str
+    values: dict[tuple[str, ...], Any], entries: tuple[ChangedQueue, ...], lines: str
 ) -> None:
     found, edited = revise(COMMENTED, Revision(values, entries))
     assert edited
@@ -215,7 +215,7 @@ def test_other_lines_stay_letter_for_letter(
 def test_the_layout_of_a_file_is_found(nested: str, dash: str) -> None:
     inner = " " * len(dash)
     text = f"bounds:\n{nested}max_multiplier: 1  # most\n# all\nqueues:\n{dash}name: a\n{inner}weight: 1\n"
-    entries = (Entry(0, {"limit": 4}), Entry(None, {"name": "b"}))
+    entries = (ChangedQueue(0, {"limit": 4}), ChangedQueue(None, {"name": "b"}))
     found = revise(text, Revision({("bounds", "max_multiplier"): 2}, entries))
     changed = text.replace("max_multiplier: 1", "max_multiplier: 2")
     assert found == (changed + f"{inner}limit: 4\n{dash}{{name: b}}\n", True)
@@ -223,7 +223,7 @@ def test_the_layout_of_a_file_is_found(nested: str, dash: str) -> None:
 
 def test_a_comment_between_changed_lines_stays_where_a_queue_is_added_behind_them() -> None:
     text = "queues:\n- name: a\n  # what it weighs\n  weight: 2\n  # at most\n  limit: 8\n"
-    found = revise(text, Revision({}, (Entry(0, {"weight": 1, "limit": 4}), Entry(None, {"name": "b"}))))
+    found = revise(text, Revision({}, (ChangedQueue(0, {"weight": 1, "limit": 4}), ChangedQueue(None, {"name": "b"}))))
     assert found == (text.replace("2", "1").replace("8", "4") + "- {name: b}\n", True)
 
 
@@ -275,7 +275,7 @@ def test_a_policy_goes_through_the_form_and_back(first: Policy, second: Policy) 
         for bare in (False, True)
     )
     assert set(there.values) == set(wanted.values)
-    rows = tuple(Row(n if n < len(here.queues) else None, row.values) for n, row in enumerate(wanted.rows))
+    rows = tuple(FormRow(n if n < len(here.queues) else None, row.values) for n, row in enumerate(wanted.rows))
     found = draft(here, Form(wanted.values, rows))
     assert found.faults == ()
     assert found.policy == second
@@ -290,8 +290,12 @@ def test_all_comments_stay_while_values_change(policy: Policy, data: st.DataObje
     lines = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=1_000).splitlines()
     margins = [line[: len(line) - len(line.lstrip())] for line in lines]
     text = "".join(f"{margins[n]}# {n} above\n{line}  # {n}.\n" for n, line in enumerate(lines))
-    entries = tuple(Entry(n, {"weight": data.draw(GPUS), "limit": data.draw(GPUS)}) for n in range(len(policy.queues)))
-    revision = Revision({("bounds", "max_multiplier"): data.draw(GPUS)}, (*entries, Entry(None, {"name": "new"})))
+    entries = tuple(
+        ChangedQueue(n, {"weight": data.draw(GPUS), "limit": data.draw(GPUS)}) for n in range(len(policy.queues))
+    )
+    revision = Revision(
+        {("bounds", "max_multiplier"): data.draw(GPUS)}, (*entries, ChangedQueue(None, {"name": "new"}))
+    )
     found, edited = revise(text, revision)
     assert edited
     comments = [comment for n in range(len(lines)) for comment in (f"# {n} above", f"# {n}.")]

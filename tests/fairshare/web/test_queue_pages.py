@@ -20,7 +20,7 @@ from starlette.responses import Response
 from accountant.wire.policy_models import Decision, Policy
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from fairshare.composition import serve_pages
-from fairshare.controller.cycle_report import Outcome, TargetReport
+from fairshare.controller.cycle_report import TargetReport, WriteOutcome
 from fairshare.controller.policy_file import (
     PolicyConfigMapWriter,
     PolicyFileChanged,
@@ -33,7 +33,7 @@ from fairshare.core.settings import Settings, SettingsFault, load
 from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web import queue_pages, svg_plots
 from fairshare.web.page_authentication import MOST_BYTES
-from fairshare.web.page_routing import TURNS, Page, PagesApp, RequestContext, link
+from fairshare.web.page_routing import TURNS, PageRoute, PagesApp, RequestContext, link
 from fairshare.web.policy_pages import ROUTES
 from fairshare.web.queue_history import (
     CACHED_MS,
@@ -42,10 +42,10 @@ from fairshare.web.queue_history import (
     MOST_CACHED,
     MOST_NAMED,
     MOST_SAMPLES,
-    History,
+    QueueHistory,
     ReportCache,
 )
-from fairshare.web.svg_plots import Line
+from fairshare.web.svg_plots import PlotLine
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantUnavailable
 from gputally.base.units import MS_PER_HOUR, US_PER_HOUR
@@ -415,7 +415,7 @@ def test_a_weights_state_is_what_became_of_it(tmp_path: Path) -> None:
     apply = next(each for each in snapshot.report.targets[0].outcomes).apply
     made = {"applied": "published", "would-apply": "tried", "contested": "trouble", "deferred": "trouble"}
     for result, state in made.items():
-        outcomes = (Outcome(apply, result, "owned by helm"),)
+        outcomes = (WriteOutcome(apply, result, "owned by helm"),)
         target = TargetReport("kai", "enforce", standings={apply.queue: Standing(8, 4, 1.0)}, outcomes=outcomes)
         changed = queue_pages.targets(snapshot.policy, replace(snapshot.report, targets=(target,)))[0]
         row = next(each for each in changed.rows if each.name == apply.queue)
@@ -440,10 +440,10 @@ def test_samples_are_thinned_bounded_and_forgotten_with_their_queue(here: Stage)
 
 
 def test_plots_say_in_words_what_they_show_and_keep_names_in_their_place() -> None:
-    svg = svg_plots.over_time("<b>", [Line("held", "a&b", [(0, 1.0), (50, 3.0)], area=True, steps=True)], 0, 100)
+    svg = svg_plots.over_time("<b>", [PlotLine("held", "a&b", [(0, 1.0), (50, 3.0)], area=True, steps=True)], 0, 100)
     assert "&lt;b&gt;" in svg
     assert "a&amp;b: 1.0 to 3.0 GPUs, at the end 3.0" in svg
-    assert svg_plots.over_time("x", [Line("due", "nothing", [])], 0, 100).count("polyline") == 0
+    assert svg_plots.over_time("x", [PlotLine("due", "nothing", [])], 0, 100).count("polyline") == 0
     assert "used – of the capacity" in svg_plots.bullet("x", None, 0.5, 1.0)
     for span in (3_600_000, 86_400_000, 7 * 86_400_000, 31 * 86_400_000):
         assert 2 <= len(svg_plots.ticks(NOW_MS, NOW_MS + span)) <= 10
@@ -496,11 +496,11 @@ def clock() -> VirtualClock:
 
 
 @pytest.fixture
-def history(books: Ledger, clock: VirtualClock) -> History:
-    return History(books, clock)
+def history(books: Ledger, clock: VirtualClock) -> QueueHistory:
+    return QueueHistory(books, clock)
 
 
-def test_a_queue_holds_what_all_below_hold_and_unknown_hours_are_left_out(history: History) -> None:
+def test_a_queue_holds_what_all_below_hold_and_unknown_hours_are_left_out(history: QueueHistory) -> None:
     end_ms = HISTORY_MS // MS_PER_HOUR * MS_PER_HOUR
     hours = [float(end_ms - n * MS_PER_HOUR) for n in (4, 2, 1)]
     assert history.held(org_policy(), "org", 4) == [(at, MANY + 1.0) for at in hours]
@@ -510,7 +510,7 @@ def test_a_queue_holds_what_all_below_hold_and_unknown_hours_are_left_out(histor
 
 
 def test_questions_name_few_queues_and_are_asked_once_in_a_while(
-    books: Ledger, history: History, clock: VirtualClock
+    books: Ledger, history: QueueHistory, clock: VirtualClock
 ) -> None:
     first = history.held(org_policy(), "org", 4)
     assert all(queues is None or len(queues) <= MOST_NAMED for queues in books.asked)
@@ -526,7 +526,7 @@ def test_questions_name_few_queues_and_are_asked_once_in_a_while(
     assert len(books.asked) == 2 * before + 1
 
 
-def test_of_more_series_than_are_kept_the_least_recently_used_goes(books: Ledger, history: History) -> None:
+def test_of_more_series_than_are_kept_the_least_recently_used_goes(books: Ledger, history: QueueHistory) -> None:
     for n in range(MOST_CACHED):
         history.held(org_policy(), f"team-{n}", 1)
     before = len(books.asked)
@@ -552,7 +552,7 @@ class HangingLedger(Ledger):
 
 def test_while_the_accountant_hangs_a_few_pages_wait_and_others_are_told_so(clock: VirtualClock) -> None:
     books = HangingLedger()
-    history = History(books, clock)
+    history = QueueHistory(books, clock)
     with ThreadPoolExecutor(MOST_ASKING + 2) as threads:
         try:
             waiting = [threads.submit(history.decisions, 0, 1, 1) for _ in range(MOST_ASKING)]
@@ -575,7 +575,9 @@ def test_the_pages_of_one_caller_leave_turns_to_others(tmp_path: Path) -> None:
         released.wait()
         return Response()
 
-    site = PagesApp(here.site.context, here.site._authentication, (*ROUTES, Page("GET", "/slow", "read", slow, True)))
+    site = PagesApp(
+        here.site.context, here.site._authentication, (*ROUTES, PageRoute("GET", "/slow", "read", slow, True))
+    )
     with ThreadPoolExecutor(2 * TURNS.running + 1) as threads:
 
         def get(url: str, scope: str) -> Future[Answer]:

@@ -19,7 +19,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.prometheus_api import Prometheus
 from gputally.base.units import MS_PER_HOUR
 from gputally.demo.ground_truth import GroundTruth
-from gputally.demo.options import Options
+from gputally.demo.options import DemoOptions
 from gputally.demo.scenario import START_MS, build
 from tests.history_import.conftest import Books, Cut
 from tests.history_import.exporter_samples import Scraped, openmetrics
@@ -51,7 +51,7 @@ def clock() -> VirtualClock:
 @pytest.fixture(scope="module")
 def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
     folder = tmp_path_factory.mktemp("past")
-    scenario = build(Options(days=1))
+    scenario = build(DemoOptions(days=1))
     events = scenario.engine().events_until(END_MS)
     truth = GroundTruth(scenario.nodes, START_MS, 900_000)
     for event in events:

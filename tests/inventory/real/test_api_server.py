@@ -19,7 +19,7 @@ import yaml
 from accountant.inventory.kubernetes_inventory import ClusterInventory
 from accountant.ledger.protocols import NamespaceFacts
 from gputally.base.clock import SystemClock
-from gputally.base.errors import Refused, Unavailable
+from gputally.base.errors import ClusterRefused, ClusterUnavailable
 from gputally.kubernetes.api_client import KubernetesApi
 from gputally.kubernetes.list_watch import NamedObject, Reflector
 from gputally.server.token_review import TokenReviews
@@ -188,12 +188,12 @@ def test_metadata_alone_are_listed_and_watched(server: ApiServer, api: Kubernete
 
 def test_what_the_server_refuses_is_told_in_its_words(server: ApiServer, tmp_path: Path) -> None:
     plain = KubernetesApi.connect(server.kubeconfig_for(PLAIN_TOKEN, tmp_path))
-    with pytest.raises(Refused, match=r"403: .*cannot list resource"):
+    with pytest.raises(ClusterRefused, match=r"403: .*cannot list resource"):
         plain.get("/api/v1/pods", {})
     dead = tmp_path / "dead"
     dead.write_text(server.kubeconfig.read_text().replace(server.url, "https://127.0.0.1:1"))
     nowhere = KubernetesApi.connect(dead)
-    with pytest.raises(Unavailable):
+    with pytest.raises(ClusterUnavailable):
         nowhere.get("/api/v1/pods", {})
 
 
