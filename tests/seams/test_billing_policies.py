@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -133,6 +134,17 @@ def test_each_policy_moves_the_time_of_one_hour_between_payers(
         assert Decimal(line["cost"]) == Decimal(line["gpu_hours"]) * Decimal("2.40")
     assert (stated["gpu_hours"], Decimal(stated["cost"])) == ("5.000000000", 12)
     assert stated["payable_total"] == "12.00"
+
+
+def test_an_hour_before_its_node_is_down_is_billed_by_use_as_any_other(tmp_path: Path) -> None:
+    down = INVENTORY.replace("deleted: 2026-10-25T01", "down: [{start: 2026-10-25T01:00:00Z}], deleted: 2026-10-25T02")
+    given = {"prices": book(ROW, more="billing: {shared_gpus: busy}\n"), "inventory": down}
+    with site(tmp_path, VirtualClock(BEGIN_MS + 3 * HOUR_MS), **given) as found:
+        found.send([part("lab/greedy", 0.25, 0.85), part("ops/calm", 0.25, 0.05), part("", 0.5, 0)])
+        hours = {" ".join(line[:3]): float(line[4]) for line in found.lines(**SPAN)}
+    assert hours == pytest.approx(
+        {"lab busy ": 0.85, "ops busy ": 0.05, "ops allocated_idle running_idle": 0.1, "__idle__ down ": 1}, abs=1e-9
+    )
 
 
 def test_a_commitment_covers_its_part_of_everyone_and_its_owner_pays_for_the_rest(shared: Site) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.seams.site import HOUR_US, MINUTE_MS, Site, book, hours_of
+from gputally.base.clock import VirtualClock
+from tests.seams.site import HOUR_US, MINUTE_MS, Site, book, hours_of, site
 from tests.seams.site_with_cluster import watched
 from tests.seams.small_month import BEGIN_MS, at, running
 
@@ -84,6 +86,15 @@ def test_a_list_of_jobs_has_the_cost_of_the_span_and_the_extent_of_the_job(
     (job,) = [one for one in found["jobs"] if one["id"] == ID]
     assert (Decimal(job["cost"]), job["held_from_ms"], job["held_until_ms"]) == (cost, at(held[0]), at(held[1]))
     assert Decimal(found["total_cost"]) == cost
+
+
+def test_the_rate_of_a_running_job_is_that_of_the_newest_records(tmp_path: Path) -> None:
+    """The newest minutes may not have been reported yet, and count neither as held nor as free."""
+    prices = book("id: h100, model: H100, price: 2")
+    with site(tmp_path, VirtualClock(at(1) + 5 * MINUTE_MS), prices=prices) as found:
+        found.send(hours_of("A", at(0), 1, "vision/now", 1), [running("vision/now", at(0), "Job/now")])
+        (job,) = found.get("/v1/jobs", start=str(at(0)), end=str(at(2)))["jobs"]
+    assert (job["state"], Decimal(job["gpus"]), Decimal(job["burn_per_hour"])) == ("running", 1, 2)
 
 
 def waits(of: Site, **query: Any) -> list[tuple[Any, ...]]:
