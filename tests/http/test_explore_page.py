@@ -230,6 +230,19 @@ def test_sums_are_exact_beyond_64_bits_and_what_is_kept_is_counted(energies: lis
     assert chosen.nbytes >= 8 * len(energies)
 
 
+@pytest.mark.parametrize(
+    ("start", "end", "shown_as"),
+    [
+        ("2026-10-30", "2026-11-01", "30–31 October 2026"),
+        ("2026-10-30T00:00:00Z", "2026-10-31T13:00:00Z", "30 Oct 2026 00:00 to 31 Oct 2026 13:00"),
+    ],
+)
+def test_a_span_of_whole_days_is_named_by_its_days_and_any_other_by_its_instants(
+    client: TestClient, start: str, end: str, shown_as: str
+) -> None:
+    assert shown_as in client.get(f"/explore?start={start}&end={end}&timezone=UTC&by=team").text
+
+
 @pytest.mark.parametrize(("end", "step"), [("2026-10-01T17:00:00Z", 1), ("2026-10-03T09:00:00Z", 6)])
 def test_a_chart_by_hour_has_labels_at_even_parts_of_the_day(client: TestClient, end: str, step: int) -> None:
     page = client.get(f"/explore?start=2026-10-01T05:00:00Z&end={end}&timezone=UTC&by=team").text

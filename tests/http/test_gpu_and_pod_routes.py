@@ -15,9 +15,11 @@ from gputally.base.units import MS_PER_DAY, US_PER_HOUR
 from gputally.server.https_server import serve
 from gputally.server.tokens_and_grants import AuthorityUnavailable
 from tests.http.conftest import (
+    INVENTORY,
     NOW_MS,
     bearer,
     client_of,
+    encoded,
     pod_minutes,
     refused,
     scoped,
@@ -203,6 +205,18 @@ def test_the_answer_is_for_programs_too(asked):
     (one,) = json.loads(out)
     assert (one["cluster"], one["node"], one["gpu_uuid"]) == ("prod", "node-1", GPU)
     assert one["end_ms"] - one["last_ms"] == 2 * MS_PER_DAY
+
+
+def test_gpus_are_retired_before_their_node_was_gone_and_not_from_then_on(start_service, clock):
+    gone = INVENTORY + "nodes: [{name: node-1, deleted: 2026-11-01T18:00:00Z}]\n"
+    _, client = start_service(inventory=gone)
+    assert client.post("/v1/usage", content=encoded(pod_minutes(rows=60))).status_code == 200
+    clock.advance(2 * MS_PER_DAY)
+    answers = [
+        client.post("/v1/gpus/retire", json={"node": "node-1", "reason": "sold", "since": f"2026-11-01T{at}:00Z"})
+        for at in ("18:00", "17:59")
+    ]
+    assert [one.status_code for one in answers] == [409, 200], [one.text for one in answers]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ Five H100 for one hour at 2.40. A, B, C and E are in the pool train, D is in the
     D   free
     E   nlp, idle, and starting for half an hour
 
-The queue vision is guaranteed two GPUs and uses one. The nodes are gone after the hour."""
+The queue vision is guaranteed two GPUs and uses one; the queue nlp has no bound. The nodes are gone after the hour."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ namespaces: [{name: lab, team: lab}, {name: ops, team: ops}, {name: vision, team
 """
 POLICY = """\
 schema: 1
-queues: [{name: vision, team: vision, deserved: 2, refs: ["kai:vision"]}]
+queues:
+  - {name: vision, team: vision, deserved: 2, refs: ["kai:vision"]}
+  - {name: nlp, team: nlp, deserved: -1, refs: ["kai:nlp"]}
 """
 ROW = "id: h100, model: H100, price: 2.40"
 SPAN = {"start": str(at(0)), "end": str(at(2))}
@@ -62,7 +64,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             ],
             [
                 running("vision/train", at(0), "Job/train", queue_ref="kai:vision"),
-                running("nlp/slow", at(0), "Job/slow", started_ms=at(0.5)),
+                running("nlp/slow", at(0), "Job/slow", started_ms=at(0.5), queue_ref="kai:nlp"),
             ],
         )
         found.send(hours_of("D", at(0), 1), node="n2")
@@ -134,6 +136,16 @@ def test_each_policy_moves_the_time_of_one_hour_between_payers(
         assert Decimal(line["cost"]) == Decimal(line["gpu_hours"]) * Decimal("2.40")
     assert (stated["gpu_hours"], Decimal(stated["cost"])) == ("5.000000000", 12)
     assert stated["payable_total"] == "12.00"
+
+
+def test_a_queue_without_a_bound_is_within_its_quota_and_has_no_unused_one(shared: Site) -> None:
+    """Two hours of two GPUs are guaranteed to vision."""
+    figures = ("guaranteed", "within", "unused", "borrowed")
+    rows = {
+        row["queue"]: tuple(row[f"{name}_gpu_hours"] and float(row[f"{name}_gpu_hours"]) for name in figures)
+        for row in shared.tables(**SPAN)["quotas"]
+    }
+    assert rows == {"vision": (4, 1, 3, 0), "nlp": (None, 1, None, 0)}
 
 
 def test_an_hour_before_its_node_is_down_is_billed_by_use_as_any_other(tmp_path: Path) -> None:

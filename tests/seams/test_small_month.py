@@ -162,7 +162,7 @@ def test_the_busiest_hour_and_the_peak_of_a_job_are_those_of_one_hour(month: Sit
     assert re.search(r"25 October, 02:00\D+3\.0 GPU-hours\D+100\.0 %", page)
 
 
-def test_the_capacity_of_each_day_is_a_line_as_wide_as_the_day(month: Site) -> None:
+def test_the_capacity_of_each_day_is_a_line_as_wide_as_the_day_and_at_the_height_of_its_hours(month: Site) -> None:
     page = month.client.get("/v1/report", params={"month": "2026-10", "format": "html"}).text
     (path,) = re.findall(r'<path class="capacity" d="([^"]+)"', page)
     points = [(float(x), float(y)) for x, y in re.findall(r"[ML](\S+?) (\S+?)(?=[ML]|$)", path)]
@@ -170,8 +170,10 @@ def test_the_capacity_of_each_day_is_a_line_as_wide_as_the_day(month: Site) -> N
     assert len(steps) == 31
     assert all(end[0] - begin[0] == pytest.approx(974 / 31, abs=0.02) for begin, end in steps)
     assert all(end == after for (_, end), (after, _) in pairwise(steps) if end[1] == after[1])
-    highest = [day for day, (begin, _) in enumerate(steps, 1) if begin[1] == min(y for _, y in points)]
-    assert highest == [25]
+    grid = re.findall(r'<line class="grid"[^>]* y1="(\S+)" [^>]*><text[^>]*>(\d+)</text>', page.partition(path)[0])
+    hours_at = {float(y): int(hours) for y, hours in grid[-5:]}
+    assert sorted(hours_at.values()) == [0, 6, 12, 18, 24]
+    assert [hours_at[begin[1]] for begin, _ in steps] == [24 if day == 25 else 0 for day in range(1, 32)]
 
 
 def test_every_charge_of_the_focus_file(month: Site) -> None:
