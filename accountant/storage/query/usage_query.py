@@ -350,9 +350,8 @@ def _distinct(*columns: Int64Array) -> tuple[Int64Array, Int64Array]:
 def _lookup(eras: Int64Array, numbers: Int64Array, values_of: Callable[[int, int], H]) -> tuple[list[H], Int64Array]:
     """Return the result of `values_of` for each pair of an era and a number, and for each row the index of its
     result."""
-    shift = int(numbers.min(initial=0))
-    pairs, row = _distinct(eras, numbers - shift)
-    return [values_of(era, one + shift) for era, one in called_off.each(pairs.tolist())], row
+    pairs, row = _distinct(eras, numbers)
+    return [values_of(era, number) for era, number in called_off.each(pairs.tolist())], row
 
 
 def _filtered_devices(
