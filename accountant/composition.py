@@ -591,7 +591,7 @@ class Service:
                 self._api(),
                 self._clock,
                 kubernetes.cluster,
-                self.ledger.nodes(),
+                self.ledger.status().nodes,
                 kubernetes.team_labels,
                 kubernetes.user_labels,
                 self.settings.exported_labels,
@@ -610,7 +610,7 @@ class Service:
         return self._connected
 
     def _teams(self) -> Collection[str]:
-        return self.ledger.teams()
+        return self.ledger.status().teams
 
 
 def tls(settings: Settings) -> Tls | None:

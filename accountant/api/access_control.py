@@ -151,7 +151,7 @@ def check_teams(deps: Deps, principal: Principal, teams: Iterable[str], slug: st
 def recorded_span(deps: Deps) -> tuple[int, int]:
     """The span from the midnight before the first record until now; (0, 0) without records. It begins at midnight
     because a lake accepts only spans that begin at a whole hour."""
-    first, newest = deps.ledger.extent()
+    first, newest = deps.ledger.status().extent
     zone = deps.settings.zone
     return (instants.midnight_ms(periods.local_date(first, zone), zone), deps.clock.wall_ms()) if newest else (0, 0)
 

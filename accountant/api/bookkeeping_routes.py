@@ -182,7 +182,9 @@ def list_periods(deps: AppDeps, _: Reader) -> list[Period]:
     books, now = deps.books.books(), deps.clock.wall_ms()
     current = Month.of(now, deps.settings.zone)
     months = [Month.parse(closed.month) for closed in books.closed]
-    open_month = months[-1].next if months else Month.of(min(now, deps.ledger.extent()[0] or now), deps.settings.zone)
+    open_month = (
+        months[-1].next if months else Month.of(min(now, deps.ledger.status().extent[0] or now), deps.settings.zone)
+    )
     while open_month <= current:
         months.append(open_month)
         open_month = open_month.next

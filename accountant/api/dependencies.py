@@ -5,7 +5,7 @@ An accountant has one `Deps`. The server of a fleet has one for the fleet and on
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -54,14 +54,6 @@ CallerQuota = Literal["acts", "decisions"]
 class LedgerSnapshot(JobQuestions, ReportQuestions, HoldQuestions, Protocol):
     """Read access to one commit (accountant.storage.read_snapshot)."""
 
-    def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
-        """The number of GPUs that each node had at any time in the span, by (cluster, node)."""
-        ...
-
-    def newest_by_node(self) -> Mapping[tuple[str, str], int]:
-        """The end of the newest record of each node, by (cluster, node); nodes of which it is unknown are missing."""
-        ...
-
     def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
         """The jobs (`Kind/name`) of a namespace's pods."""
         ...
@@ -98,10 +90,6 @@ class LedgerSnapshot(JobQuestions, ReportQuestions, HoldQuestions, Protocol):
 class ServedLedger(Ledger, Protocol):
     """A ledger with checks and maintenance (accountant.storage.DuckLedger)."""
 
-    def newest_end_ms(self) -> int:
-        """End of the newest booked record; 0 if there is none."""
-        ...
-
     def views(self, owner: str) -> tuple[SavedView, ...]:
         """The views of the page Explore that the owner saved, by name."""
         ...
@@ -121,14 +109,6 @@ class ServedLedger(Ledger, Protocol):
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[LedgerSnapshot]:
         """A snapshot, all answers of which come from one commit. start_ms, end_ms: a span whose raw rows must be
         readable, because queries in it may begin or end inside an hour."""
-        ...
-
-    def mark(self, start_ms: int, end_ms: int) -> Hashable:
-        """A version of the span's content: while it is equal, every query about the span has the same answer."""
-        ...
-
-    def teams(self) -> frozenset[str]:
-        """Every team that a queue or a namespace names at present."""
         ...
 
     def wal_bytes(self) -> int: ...
@@ -223,11 +203,11 @@ class Deps:
 
     def newest_ms(self) -> int:
         """End of the newest record; 0 if nothing is booked."""
-        return self.ledger.extent()[1]
+        return self.ledger.status().newest_ms
 
     def silence_note(self) -> str:
         """Names the clusters that stopped reporting while others continue; "" if there are none."""
-        return silence_note(self.ledger.newest_by_cluster(), self.clock.wall_ms())
+        return silence_note(self.ledger.status().newest_by_cluster, self.clock.wall_ms())
 
     @cached_property
     def backups(self) -> KeptBackups:
@@ -286,11 +266,13 @@ class Deps:
     def proposals(self, month: Month | None = None) -> list[Proposal]:
         """The late changes that wait for a decision, of one closed month or of all. They are computed again only after
         an act or a change of closed months' records, because that bills every recent month again."""
-        closed_ms, act = self.books.closed_ms(), self.ledger.last_act()
+        closed_ms, act = self.books.closed_ms(), self.ledger.status().last_act
         if not closed_ms:
             return []
         key = ("proposals", None if month is None else str(month), act)
-        return self.answers.ask(key, lambda: self.books.proposals(month), lambda: self.ledger.mark(0, closed_ms)).value
+        return self.answers.ask(
+            key, lambda: self.books.proposals(month), lambda: self.ledger.status().mark(0, closed_ms)
+        ).value
 
     def page_lines(self, wanted: int) -> int:
         """The number of lines of a page: `wanted`, at most the limit."""

@@ -373,7 +373,7 @@ def policy_versions(deps: AppDeps, principal: Reader) -> list[PolicyVersion]:
 
 
 def _versions(deps: Deps) -> list[PolicyVersion]:
-    return deps.ledger.policies(0, _FAR_MS)
+    return deps.ledger.status().policies(0, _FAR_MS)
 
 
 decision_router = APIRouter(tags=["decisions"])

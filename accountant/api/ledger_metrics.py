@@ -213,12 +213,13 @@ class LedgerCollector(CachingCollector):
         month = Month.of(settled, self._settings.zone)
         start = month.span(self._settings.zone)[0]
         zone = self._settings.timezone
-        policies = self._ledger.policies(settled, settled + 1)
-        policy = policies[-1].policy if policies else None
         with self._ledger.moment(min(start, settled - MS_PER_HOUR), settled) as moment:
+            status = moment.status()
+            policies = status.policies(settled, settled + 1)
+            policy = policies[-1].policy if policies else None
             yield from self._month(moment, start, settled)
             yield from families(moment, self._book(), settled, zone)
-            yield of_nodes(self._ledger.nodes(), now_ms)
+            yield of_nodes(status.nodes, now_ms)
             yield of_queues(policy)
             yield from self._budgets(moment, policy, month, settled)
             yield from self._trust(moment, start, settled, now_ms)
@@ -310,7 +311,7 @@ class LedgerCollector(CachingCollector):
             "Metered share of the current month's capacity, 0 to 1; absent while the month has no known capacity.",
             share,
         )
-        reached = self._ledger.watermark(now_ms, _WATERMARK_COVERAGE)
+        reached = moment.status().watermark(now_ms, _WATERMARK_COVERAGE)
         yield _figure(
             "gputally_ledger_watermark_timestamp_seconds",
             "Latest instant up to which at least 98 % of the GPUs in service have records.",

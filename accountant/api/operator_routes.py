@@ -355,8 +355,7 @@ async def ready(deps: AppDeps) -> Readiness:
         detail = "; ".join(f"{name} {tasks[name]}" for name in sorted(stops))
         raise Refusal("task-failing", f"{detail}: the log of the accountant says why", tasks=tasks)
     now = deps.clock.wall_ms()
-    deps.ledger.policies(now, now + 1)
-    ahead_ms = deps.ledger.newest_end_ms() - now
+    ahead_ms = deps.ledger.status().newest_ms - now
     if ahead_ms > SKEW_MS:
         raise LedgerUnavailable(
             f"the newest record ends {ahead_ms // MS_PER_SECOND} s after the time of the accountant's clock, so one of "

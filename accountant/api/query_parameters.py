@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias, cast
 from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from accountant.api.problems import Refusal, with_faults
 from accountant.core import periods
 from accountant.core.settings import Limits
+from accountant.ledger.protocols import WithStatus
 from accountant.reports.figure_formatting import age_note
 from accountant.wire.usage_cost_and_job_models import (
     BUILT_IN,
@@ -287,10 +288,10 @@ def _parsed(parameter: str, text: str, parse: Callable[[str], int]) -> int:
 
 
 def check_cost(
-    fleet: GpuHourSource, limits: Limits, span: QuerySpan, width: int = 1, clusters: Sequence[str] = ()
+    ledger: WithStatus, limits: Limits, span: QuerySpan, width: int = 1, clusters: Sequence[str] = ()
 ) -> None:
     """Raises Refusal if the estimate of a query exceeds `limits.question_gpu_hours`. Nothing is computed."""
-    if reason := refusal(fleet, limits.question_gpu_hours, span, width, clusters):
+    if reason := refusal(ledger, limits.question_gpu_hours, span, width, clusters):
         raise invalid("end", f"the query has {reason}")
 
 
@@ -305,25 +306,20 @@ JOBS_WIDTH: Final = 4
 """Dimensions that identify a job and its payer."""
 
 
-class GpuHourSource(Protocol):
-    """The part of a ledger that the estimate needs (accountant.ledger.protocols)."""
-
-    def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int: ...
-
-
-def estimate(fleet: GpuHourSource, span: QuerySpan, width: int = 1, clusters: Sequence[str] = ()) -> int:
+def estimate(ledger: WithStatus, span: QuerySpan, width: int = 1, clusters: Sequence[str] = ()) -> int:
     """Estimates the GPU-hours that a query adds up.
 
     width: number of dimensions of the groups.
     clusters: the clusters of the query; empty: all."""
-    hours = sum(fleet.gpu_hours(span.start_ms, span.end_ms, cluster) for cluster in set(clusters) or (None,))
+    status = ledger.status()
+    hours = sum(status.gpu_hours(span.start_ms, span.end_ms, cluster) for cluster in set(clusters) or (None,))
     return hours * max(1, width)
 
 
-def refusal(fleet: GpuHourSource, most: int, span: QuerySpan, width: int = 1, clusters: Sequence[str] = ()) -> str:
+def refusal(ledger: WithStatus, most: int, span: QuerySpan, width: int = 1, clusters: Sequence[str] = ()) -> str:
     """Why a query is too large, and how to make it smaller, as the rest of a sentence; "" if it is allowed. most: the
     largest allowed `estimate`."""
-    gpu_hours = estimate(fleet, span, width, clusters)
+    gpu_hours = estimate(ledger, span, width, clusters)
     if gpu_hours <= most:
         return ""
     days, hours = ((span.end_ms - span.start_ms) * most // gpu_hours // unit for unit in (MS_PER_DAY, MS_PER_HOUR))

@@ -210,7 +210,7 @@ def _check_cost(deps: Deps, spec: WindowSpec, span: QuerySpan, cluster: str | No
     reason = query_parameters.refusal(deps.ledger, most, span, clusters=() if cluster is None else (cluster,))
     if not reason:
         return
-    policies = deps.ledger.policies(span.end_ms, span.end_ms + 1)
+    policies = deps.ledger.status().policies(span.end_ms, span.end_ms + 1)
     if any(_unweighted(version.policy.window) == _unweighted(spec) for version in policies):
         return
     raise invalid("size", f"the window has {reason}, or for the window of the policy in force")
@@ -308,7 +308,7 @@ def budgets(deps: AppDeps, principal: Reader) -> list[BudgetState]:
     """Returns the budgets of the current month, in the policy's order. A caller that may see only some teams gets their
     budgets."""
     now, settings = deps.clock.wall_ms(), deps.settings
-    policies = deps.ledger.policies(now, now + 1)
+    policies = deps.ledger.status().policies(now, now + 1)
     if not policies:
         return []
     month = Month.of(now, settings.zone)
@@ -462,7 +462,7 @@ def with_attempts(
     key = JobKey(answer.job.cluster, answer.job.namespace, answer.job.job)
     whole = life.end_ms - life.start_ms < deps.settings.limits.span_days * MS_PER_DAY
     span = life.start_ms, life.end_ms
-    found = job_attempts.attempts(moment, key, span, decisions, deps.ledger.nodes(), principal.teams, whole=whole)
+    found = job_attempts.attempts(moment, key, span, decisions, moment.status().nodes, principal.teams, whole=whole)
     if found is None:
         return answer
     return answer.model_copy(update={"attempts": found.newest, "earlier_attempts": found.earlier})

@@ -147,7 +147,7 @@ def states(
     now = max(start, min(now_ms, end))
     by = grouping([policy])
     spend = charges(ledger, book, start, now, by, None, timezone) if policy.budgets and now > start else []
-    return of_charges(spend, book, policy, month, now, timezone, ledger.extent()[0])
+    return of_charges(spend, book, policy, month, now, timezone, ledger.status().extent[0])
 
 
 def of_charges(

@@ -202,7 +202,7 @@ def bill_guarantees(
 ) -> list[Charge]:
     """Charges unused guaranteed quota to the teams that own it, up to the unallocated time of the pools whose policy
     bills it."""
-    policies = ledger.policies(start_ms, end_ms)
+    policies = ledger.status().policies(start_ms, end_ms)
     spans = ModelSpans.of(policies, start_ms, end_ms)
     usage = ledger.usage(spans.edges, ("queue", *spans.dimensions), None, timezone, ())
     unused = unused_by_team(policies, usage, start_ms, end_ms, zone(timezone))
@@ -264,5 +264,5 @@ def statement(
     beside: what is booked beside the metered time."""
     billed = bills(ledger, book, start_ms, end_ms, ("team",), timezone)
     unused = unused_commitments(ledger, book, start_ms, end_ms, timezone)
-    whole = build(billed, book, ledger.policies(start_ms, end_ms), start_ms, end_ms, timezone, beside, unused)
+    whole = build(billed, book, ledger.status().policies(start_ms, end_ms), start_ms, end_ms, timezone, beside, unused)
     return whole if teams is None else for_teams(whole, teams)

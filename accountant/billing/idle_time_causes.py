@@ -76,7 +76,7 @@ def _reserved(
 ) -> Iterable[tuple[dict[str, str], int]]:
     """Yields GPU-µs of reserved time with their dimension values: queue and team are those of the guarantee, the others
     those of the unallocated GPUs."""
-    policies = ledger.policies(start_ms, end_ms)
+    policies = ledger.status().policies(start_ms, end_ms)
     queues = [queue for version in policies for queue in version.policy.queues]
     if not any(max([queue.deserved, *(own.deserved for own in queue.gpu_models.values())]) > 0 for queue in queues):
         return

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from accountant.billing.job_costs import BURN_MS, SETTLE_MS
 from accountant.billing.queue_waits import KnownPod
 from accountant.core.claim_overlap import Span, union
-from accountant.ledger.protocols import EpochReport, Hold, Holds, JobKey, NodeFacts
+from accountant.ledger.protocols import EpochReport, Hold, Holds, JobKey, NodeFacts, WithStatus
 from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision
 from accountant.wire.usage_cost_and_job_models import AttemptEnd, JobAttempt, NextHolder
@@ -50,7 +50,7 @@ _Taker = tuple[JobKey, str, str]
 """A job, with the team and the queue that its time is booked to."""
 
 
-class HoldQuestions(Protocol):
+class HoldQuestions(WithStatus, Protocol):
     """The queries that attempts need. A read snapshot of the ledger answers them."""
 
     def holds(
@@ -69,9 +69,6 @@ class HoldQuestions(Protocol):
     ) -> list[KnownPod]: ...
 
     def epochs(self, *, of: Collection[JobKey] | None = None) -> list[EpochReport]: ...
-
-    @property
-    def newest_ms(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +124,7 @@ def attempts(
     facts = {pod.uid: pod for pod in mine}
     reports = sorted(report.at_ms for report in ledger.epochs(of={key}))
     victims = [one for one in decisions if one.mode == "enforce" and one.inputs.get("result") in _STOPPED]
-    recent_ms = ledger.newest_ms - _RECENT_MS
+    recent_ms = ledger.status().newest_ms - _RECENT_MS
     running = shown[-1] if _runs(shown[-1], facts, recent_ms, victims) else None
     gone = all(pod.ended_ms is not None for pod in mine)
     following = _next_holders(ledger, key, [one for one in shown if one is not running], teams)

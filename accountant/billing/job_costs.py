@@ -151,15 +151,6 @@ class EpochQuestions(Questions, Protocol):
 class JobQuestions(EpochQuestions, Protocol):
     """The queries that jobs need."""
 
-    @property
-    def newest_ms(self) -> int:
-        """End of the newest record."""
-        ...
-
-    def recent_span(self, until_ms: int, length_ms: int) -> Span:
-        """The newest span of about this length that can be queried and ends at `until_ms` or before."""
-        ...
-
     def pods(
         self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None, waiting: bool = False
     ) -> list[KnownPod]:
@@ -327,7 +318,8 @@ class JobList:
         start_ms, end_ms = span
         self._ledger, self._span, self._where = ledger, span, where
         self._held = _HeldTime(charge_table(ledger, book, start_ms, end_ms, BY, where, timezone))
-        recent, until = ledger.recent_span(min(end_ms, ledger.newest_ms - SETTLE_MS), BURN_MS)
+        status = ledger.status()
+        recent, until = status.recent_span(min(end_ms, status.newest_ms - SETTLE_MS), BURN_MS)
         self._burnt_ms = since, _ = max(start_ms, recent), until
         if since < until and (held_until_ms is None or since < held_until_ms):
             self._burning = _HeldTime(charge_table(ledger, book, since, until, BY, where, timezone))

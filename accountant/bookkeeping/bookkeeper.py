@@ -351,7 +351,9 @@ class Credits(_Books):
         return adjustments
 
     def _booked_in(self, books: ClosedMonths, month: str) -> str:
-        first, current = (str(Month.of(at, self._zone)) for at in (self._ledger.extent()[0], self._clock.wall_ms()))
+        first, current = (
+            str(Month.of(at, self._zone)) for at in (self._ledger.status().extent[0], self._clock.wall_ms())
+        )
         return books.booked_in(month, first, current)
 
 
@@ -366,11 +368,9 @@ class BookkeepingMoment(Questions, Protocol):
 
 
 class BookkeepingLedger(Journalled, Protocol):
-    """A ledger with its journal, and the teams that queues and namespaces name at present."""
+    """A ledger with its journal."""
 
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[BookkeepingMoment]: ...
-
-    def teams(self) -> frozenset[str]: ...
 
 
 class Bookkeeper:
@@ -398,7 +398,7 @@ class Bookkeeper:
 
     def books(self) -> ClosedMonths:
         """The present state after all acts."""
-        known, seen = self._books, self._ledger.last_act()
+        known, seen = self._books, self._ledger.status().last_act
         if known is not None and known.seen == seen:
             return known
         with self._ledger.moment() as moment:
@@ -412,7 +412,8 @@ class Bookkeeper:
 
     def known_teams(self) -> frozenset[str]:
         """Every team that a record, a policy, an adjustment, a queue or a namespace names, now or in the past."""
-        now, (first, newest) = self._clock.wall_ms(), self._ledger.extent()
+        now, status = self._clock.wall_ms(), self._ledger.status()
+        first, newest = status.extent
         # A lake accepts only spans that begin at a whole hour, as midnight does.
         start = midnight_ms(local_date(first, self._zone), self._zone)
         in_records: set[str] = set()
@@ -420,14 +421,14 @@ class Bookkeeper:
             with self._ledger.moment(start, now) as moment:
                 in_records = {team for (team,) in moment.usage((start, now), ("team",)).row_keys()}
         in_policies = {
-            queue.team for version in self._ledger.policies(0, now + 1) for queue in version.policy.queues if queue.team
+            queue.team for version in status.policies(0, now + 1) for queue in version.policy.queues if queue.team
         }
         adjusted = {adjustment.team for adjustment in self.books().adjustments}
-        return frozenset(in_records | in_policies | adjusted | self._ledger.teams()) - {IDLE, UNASSIGNED, ""}
+        return frozenset(in_records | in_policies | adjusted | status.teams) - {IDLE, UNASSIGNED, ""}
 
     def unknown_teams(self, teams: Iterable[str]) -> dict[str, str]:
         """What to tell about each of these teams that nothing names (`known_teams`)."""
-        unchecked = {*teams} - {IDLE, UNASSIGNED} - self._ledger.teams()
+        unchecked = {*teams} - {IDLE, UNASSIGNED} - self._ledger.status().teams
         known = self.known_teams() if unchecked else frozenset()
         return {team: f"no team {shown(team)} is known{nearest(team, known)}" for team in sorted(unchecked - known)}
 

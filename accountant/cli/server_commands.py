@@ -188,10 +188,10 @@ def restore(
             backups.restore(store, file, built)
         parts = _store(archive, object_storage, ledger.parent)
         with closing(open_ledger(built, SystemClock(), archive=parts)) as restored:
-            start, end = restored.extent()
+            start, end = restored.status().extent
             with restored.moment(start, end) as moment:
                 imbalance = moment.imbalance(start, end)
-                newest = moment.acts(after=restored.last_act() - 1, limit=1)
+                newest = moment.acts(after=moment.status().last_act - 1, limit=1)
     act = newest[0] if newest else None
     record = {
         "ledger": str(ledger), "start_ms": start, "end_ms": end, "imbalance_gpu_us": imbalance.total_us,

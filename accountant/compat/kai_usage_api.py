@@ -355,13 +355,14 @@ class KaiUsageSource:
         except UnknownQuery as error:
             raise Refused(400, "bad_data", str(error)) from error
         at_ms = self._instant(time)
-        if cluster is not None and cluster not in self._ledger.clusters():
+        status = self._ledger.status()
+        if cluster is not None and cluster not in status.clusters:
             raise Refused(
                 404,
                 "not_found",
                 f"the ledger has no cluster {cluster[:200]!r}: check the name after {OF_CLUSTERS}/ in the URL",
             )
-        nodes = (node for node in self._ledger.nodes() if cluster in (None, node.cluster))
+        nodes = (node for node in status.nodes if cluster in (None, node.cluster))
         if shard is not None and all(node.shard != shard for node in nodes):
             raise Refused(404, "not_found", f"no node belongs to shard {shard[:200]!r} (label {SHARD})")
         cached = self._read(question, at_ms, shard, cluster)
@@ -404,14 +405,15 @@ class KaiUsageSource:
         settings = self._settings
         spec = WindowSpec(kind="sliding", size=question.window_s, half_life=question.half_life_s)
         try:
-            policies = self._ledger.policies(at_ms, at_ms + 1)
+            status = self._ledger.status()
+            policies = status.policies(at_ms, at_ms + 1)
             if not policies:
                 raise Refused(
                     503,
                     "unavailable",
                     "no policy yet: the queues are unknown until the controller or the operator sends one",
                 )
-            watermark = self._ledger.watermark(at_ms, settings.min_coverage, shard, cluster)
+            watermark = status.watermark(at_ms, settings.min_coverage, shard, cluster)
             state = state_at(at_ms, watermark, settings.stale_after, settings.plain_after)
             # A window up to the present would end, and so begin, in the middle of rows.
             end_ms = watermark if state == "usage" and watermark is not None else at_ms

@@ -656,12 +656,12 @@ class AllocationSource:
         matches = asset_filter(parameter_values)
         start, end = question.start_ms, min(question.end_ms, now)
         self._check_cost(question.span._replace(end_ms=end), 2)
-        facts_of = {(facts.cluster, facts.name): facts for facts in self._ledger.nodes()}
-        machines = {name: provider_id(facts) for name, facts in facts_of.items()}
         totals: dict[tuple[str, str], NodeTotal] = {}
         unpriced: dict[str, int] = {}
         with self._ledger.moment(start, end) as moment:
+            facts_of = {(facts.cluster, facts.name): facts for facts in moment.status().nodes}
             charged = charges(moment, self._book(), start, end, ("cluster", "node")) if start < end else []
+        machines = {name: provider_id(facts) for name, facts in facts_of.items()}
         for charge in charged:
             cluster, node = charge.key
             if not charge.billed or not matches(_asset(cluster, node, machines.get((cluster, node), ""))):
@@ -702,7 +702,7 @@ class AllocationSource:
 
     def clusters(self) -> Collection[str]:
         """The clusters with booked records."""
-        return self._ledger.clusters()
+        return self._ledger.status().clusters
 
     def currency(self) -> str | None:
         """The currency of all costs; None if it is unknown."""
@@ -735,7 +735,7 @@ class AllocationSource:
         until_ms = min(question.end_ms, now_ms)
         with self._ledger.moment(question.start_ms, until_ms) as moment:
             pods = _pods_by_name(moment.pods(question.start_ms, until_ms, placed=True))
-            machines = {(facts.cluster, facts.name): provider_id(facts) for facts in self._ledger.nodes()}
+            machines = {(facts.cluster, facts.name): provider_id(facts) for facts in moment.status().nodes}
             return self._groups(moment, question, book, pods, machines, now_ms)
 
     def _groups(

@@ -28,6 +28,7 @@ from accountant.api.query_parameters import GroupedParams, Params, QuerySpan, ch
 from accountant.billing.statements import Statement
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core import periods
+from accountant.core.claim_overlap import Span
 from accountant.core.errors import UnreadableLedger, UnsupportedQuestion
 from accountant.core.periods import Month
 from accountant.core.settings import Settings
@@ -73,10 +74,33 @@ Chosen = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class FleetStatus:
+    """Of accountant.ledger.protocols.Status what several ledgers have in common."""
+
+    _members: Sequence[Member]
+
+    @property
+    def extent(self) -> Span:
+        begun = [member.status.first_ms for member in self._members if member.status.first_ms]
+        return min(begun, default=0), self.newest_ms
+
+    @property
+    def newest_ms(self) -> int:
+        return max((member.status.newest_ms for member in self._members), default=0)
+
+    @property
+    def newest_by_cluster(self) -> Mapping[str, int]:
+        return {f"{m.name}/{name}": at for m in self._members for name, at in m.status.clusters.items()}
+
+    @property
+    def teams(self) -> frozenset[str]:
+        return frozenset().union(*(member.status.teams for member in self._members))
+
+
 @dataclass
 class FleetState:
-    """The ledgers served at present, with the methods of a ledger that the shared code of pages calls (`teams`,
-    `extent`, `newest_by_cluster`).
+    """The ledgers served at present. The shared code of pages asks it for its status, as any ledger.
 
     _shown: the ledgers, and by ledger the dependencies of its own pages, with their cached answers."""
 
@@ -122,15 +146,8 @@ class FleetState:
         """A value that changes when any ledger publishes, or is left out."""
         return tuple((one.name, one.status.until_ms, one.status.newest_ms, one.fault) for one in self.members)
 
-    def teams(self) -> frozenset[str]:
-        return frozenset().union(*(member.status.teams for member in self.members))
-
-    def extent(self) -> tuple[int, int]:
-        begun = [member.status.first_ms for member in self.members if member.status.first_ms]
-        return min(begun, default=0), max((member.status.newest_ms for member in self.members), default=0)
-
-    def newest_by_cluster(self) -> Mapping[str, int]:
-        return {f"{m.name}/{name}": at for m in self.members for name, at in m.status.clusters.items()}
+    def status(self) -> FleetStatus:
+        return FleetStatus(self.members)
 
     @property
     def no_books(self) -> Bookkeeper:
@@ -311,7 +328,7 @@ def shown_month(state: FleetState, text: str | None) -> Month:
     """The month that a page shows: the named one, otherwise the newest one with records in any ledger."""
     if text is not None:
         return month_and_decision_pages.parse_month(text, state.clock.wall_ms(), periods.zone("UTC"))
-    return periods.month_with_records(state.clock.wall_ms(), state.extent()[1], periods.zone("UTC"))
+    return periods.month_with_records(state.clock.wall_ms(), state.status().extent[1], periods.zone("UTC"))
 
 
 @router.get("/", include_in_schema=False)
@@ -357,7 +374,7 @@ async def team_page(
         found = _months(request, deps, asked)
         summary = found.value.summary
         rows = [one for one in summary.teams if one.team == mine]
-        if not rows and mine not in state.teams():
+        if not rows and mine not in state.status().teams:
             raise Refusal("not-found", f"no ledger of this lake knows the team {team!r}")
         zones = {one.ledger: one.timezone for one in summary.ledgers}
         return _page(
@@ -488,7 +505,7 @@ def _owed(rows: Sequence[TeamMonth]) -> list[tuple[str, Any]]:
 def _neighbours(state: FleetState, month: str) -> tuple[Month | None, Month | None]:
     """The months before and after a month, each None if it cannot have records."""
     shown, zone = Month.parse(month), periods.zone("UTC")
-    begun, _ = state.extent()
+    begun, _ = state.status().extent
     before = shown.previous if begun and shown.span(zone)[0] > begun else None
     after = shown.next if shown.next.span(zone)[0] < state.clock.wall_ms() else None
     return before, after

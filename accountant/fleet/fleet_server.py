@@ -135,7 +135,9 @@ class FleetService:
         if settings.session_store is not None:
             staging = Path(tempfile.gettempdir())
             self._sessions = SessionFiles(open_store(settings.session_store, settings.object_storage, staging))
-        self._callers = CallersFile(settings, clock, self._refused, _no_cluster, self._state.teams, self._sessions)
+        self._callers = CallersFile(
+            settings, clock, self._refused, _no_cluster, lambda: self._state.status().teams, self._sessions
+        )
         self._metrics = Metrics()
         self._metrics.watch(TaskMetrics(self.tasks))
         self._metrics.watch(FunctionCollector(partial(published_metrics, self._state)))

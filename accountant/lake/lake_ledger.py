@@ -51,6 +51,7 @@ from accountant.ledger.protocols import (
     NodeFacts,
     Quarantined,
     SavedView,
+    Status,
 )
 from accountant.ledger.team_assignment import Assignment, in_force, rolled_up
 from accountant.ledger.usage import (
@@ -252,18 +253,96 @@ def _status(row: Mapping[str, Any], namespace: str) -> LedgerStatus:
         return _faulty(namespace, name, ledger_id, str(error), until_ms=published_ms, version=version)
 
 
+@dataclass(frozen=True, slots=True)
+class LakeStatus(Status):
+    """accountant.ledger.protocols.Status of a ledger as published. Some of it is read from the lake when it is asked
+    for."""
+
+    _ledger: LakeLedger
+
+    @property
+    def _row(self) -> LedgerStatus:
+        return self._ledger.row
+
+    @property
+    def extent(self) -> Span:
+        return self._row.first_ms, self._row.newest_ms
+
+    @property
+    def newest_by_cluster(self) -> Mapping[str, int]:
+        return self._row.clusters
+
+    @property
+    def newest_by_node(self) -> Mapping[tuple[str, str], int]:
+        """Always empty, because the lake has whole hours."""
+        return {}
+
+    @property
+    def clusters(self) -> frozenset[str]:
+        return frozenset(self._row.clusters)
+
+    @property
+    def teams(self) -> frozenset[str]:
+        return self._row.teams
+
+    @property
+    def nodes(self) -> tuple[NodeFacts, ...]:
+        return self._ledger.nodes()
+
+    @property
+    def last_act(self) -> int:
+        return max((act.number for act in self._ledger.acts()), default=0)
+
+    def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
+        return policies_between(self._ledger.versions(), start_ms, end_ms)
+
+    def watermark(
+        self,
+        at_ms: int,
+        min_coverage: float,  # noqa: ARG002 - of which nodes is not published
+        shard: str | None = None,  # noqa: ARG002
+        cluster: str | None = None,
+    ) -> int | None:
+        """The end of the newest record, at most `at_ms`; None if there are no records."""
+        newest = self._row.newest_ms if cluster is None else self._row.clusters.get(cluster, 0)
+        return min(newest, at_ms) or None
+
+    def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
+        return self._ledger.gpus_at(start_ms, end_ms)
+
+    def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:  # noqa: ARG002 - an upper bound
+        """The GPU-hours of all clusters in the published days that overlap the span: an upper bound of those in the
+        span."""
+        return self._ledger.gpu_us_of_days(start_ms, end_ms) // (MS_PER_HOUR * 1_000)
+
+    def recent_span(self, until_ms: int, length_ms: int) -> Span:
+        """The last whole hours that together have at least this length."""
+        hours = local_hours(until_ms - length_ms - 3 * MS_PER_HOUR, until_ms + MS_PER_HOUR, zone(self._row.timezone))
+        whole = [hour for hour in hours[1:] if hour.end_ms <= until_ms]
+        end_ms = whole[-1].end_ms
+        return max(hour.start_ms for hour in whole if hour.start_ms <= end_ms - length_ms), end_ms
+
+    def mark(self, start_ms: int, end_ms: int) -> int:  # noqa: ARG002 - of all spans
+        """A value that changes with every publication: the instant of the newest one. A republished day need not have
+        newer records. It is the same for all spans."""
+        return self._row.until_ms
+
+
 class LakeLedger:
     """The reading part of accountant.ledger.protocols.Ledger and accountant.ledger.journal.Journal.
 
-    status: the status of the queried ledger. Make a new LakeLedger after another publication.
+    row: the row of the queried ledger. Make a new LakeLedger after another publication.
     engine: runs the queries."""
 
-    def __init__(self, engine: Engine, status: LedgerStatus) -> None:
+    def __init__(self, engine: Engine, row: LedgerStatus) -> None:
         self._engine = engine
-        self.status = status
-        self._zone = zone(status.timezone)
+        self.row = row
+        self._zone = zone(row.timezone)
         self._acts: list[Act] | None = None
         self._policies: list[PolicyVersion] | None = None
+
+    def status(self) -> LakeStatus:
+        return LakeStatus(self)
 
     # --- usage --------------------------------------------------------------------------------
 
@@ -279,7 +358,7 @@ class LakeLedger:
         divide into, for LENT, because the lake has no figures per quarter-hour, and for labels of pods."""
         if set(LENT) & set(measures):
             raise UnsupportedQuestion(
-                f"{self.status.ledger}: its price book bills shared GPUs by busy time (billing.shared_gpus: busy), "
+                f"{self.row.ledger}: its price book bills shared GPUs by busy time (billing.shared_gpus: busy), "
                 "which cannot be computed from the lake's hours: query the accountant itself, or read the table "
                 "statement_lines"
             )
@@ -326,7 +405,7 @@ class LakeLedger:
         if measure not in ("allocated", "busy") or shard is not None or spec.gpu_weights or spec.decay == "slurm":
             raise UnsupportedQuestion(
                 "the lake has only windows of allocated or busy time, without shards, GPU weights and Slurm's decay: "
-                f"query the accountant of {self.status.ledger}"
+                f"query the accountant of {self.row.ledger}"
             )
         start_ms, end_ms = bounds(spec, at_ms, self._zone)
         decayed = spec.half_life is not None
@@ -347,11 +426,11 @@ class LakeLedger:
                 used = getattr(accounts, measure)
                 if used and queue != IDLE:
                     leaves[queue] = leaves.get(queue, 0) + (used if weight is None else term(used, weight))
-        known = [Assignment(version) for version in self.policies(start_ms, end_ms)]
+        known = [Assignment(version) for version in self.status().policies(start_ms, end_ms)]
         policies = [rules for _, _, rules in in_force(known, start_ms, end_ms)]
         usage, unassigned = rolled_up(leaves, policies)
         version = policies[-1].version if policies else None
-        newest = [at for name, at in self.status.clusters.items() if cluster in (None, name)]
+        newest = [at for name, at in self.row.clusters.items() if cluster in (None, name)]
         return UsageWindow(
             kind=spec.kind,
             start_ms=start_ms,
@@ -363,24 +442,13 @@ class LakeLedger:
             usage=usage,
             unassigned=unassigned,
             capacity=capacity,
-            watermark_ms=min(*newest, self.status.until_ms) if newest else None,
+            watermark_ms=min(*newest, self.row.until_ms) if newest else None,
             coverage=metered / working if working else 1.0,
             policy_version=version.version if version is not None else None,
             cluster=cluster,
             policy_counting=policies[-1].counting if policies and cluster is not None else None,
-            since_ms=min(end_ms, max(start_ms, self.status.first_ms or end_ms)),
+            since_ms=min(end_ms, max(start_ms, self.row.first_ms or end_ms)),
         )
-
-    def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
-        """The number of GPUs that each node had at some time in the span, by cluster and node."""
-        counted = exp.func("count", exp.Distinct(expressions=[exp.column("gpu")])).as_("gpus")
-        query = exp.select("cluster", "node", counted).from_("usage_hourly").where(*self._span(start_ms, end_ms))
-        rows = self._list(query.group_by("cluster", "node"), start_ms, end_ms)
-        return {(row["cluster"], row["node"]): row["gpus"] for row in rows}
-
-    def newest_by_node(self) -> Mapping[tuple[str, str], int]:
-        """Always empty, because the lake has whole hours."""
-        return {}
 
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
         """From when until when each of these jobs held GPUs, rounded outwards to the hour. Jobs that never held a GPU
@@ -413,7 +481,8 @@ class LakeLedger:
 
     # --- registers ----------------------------------------------------------------------------
 
-    def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
+    def versions(self) -> Sequence[PolicyVersion]:
+        """Every policy that was ever in force, oldest first."""
         if self._policies is None:
             rows = self._rows(POLICIES, "effective_ms")
             with self._readable():
@@ -425,7 +494,7 @@ class LakeLedger:
                     )
                     for row in rows
                 ]
-        return policies_between(self._policies, start_ms, end_ms)
+        return self._policies
 
     def pods(
         self,
@@ -494,11 +563,6 @@ class LakeLedger:
         """Always empty; see `epochs`."""
         return {}
 
-    def nodes(self) -> tuple[NodeFacts, ...]:
-        rows = self._rows(NODES, "cluster", "node")
-        with self._readable():
-            return tuple(_NODES.decode(row["facts"]) for row in rows)
-
     def decisions(
         self,
         start_ms: int,
@@ -532,38 +596,24 @@ class LakeLedger:
             found = [one for one in found if one.at_ms < end_ms - 1 or one.key < before]
         return sorted(found, key=attrgetter("at_ms", "key"), reverse=True)[:limit]
 
-    def extent(self) -> tuple[int, int]:
-        return self.status.first_ms, self.status.newest_ms
+    def nodes(self) -> tuple[NodeFacts, ...]:
+        """The published nodes, by cluster and name."""
+        rows = self._rows(NODES, "cluster", "node")
+        with self._readable():
+            return tuple(_NODES.decode(row["facts"]) for row in rows)
 
-    def recent_span(self, until_ms: int, length_ms: int) -> tuple[int, int]:
-        """The last whole hours that together have at least this length."""
-        hours = local_hours(until_ms - length_ms - 3 * MS_PER_HOUR, until_ms + MS_PER_HOUR, self._zone)
-        whole = [hour for hour in hours[1:] if hour.end_ms <= until_ms]
-        end_ms = whole[-1].end_ms
-        return max(hour.start_ms for hour in whole if hour.start_ms <= end_ms - length_ms), end_ms
+    def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
+        """The number of GPUs that each node had at some time in the span, by cluster and node."""
+        counted = exp.func("count", exp.Distinct(expressions=[exp.column("gpu")])).as_("gpus")
+        query = exp.select("cluster", "node", counted).from_("usage_hourly").where(*self._span(start_ms, end_ms))
+        rows = self._list(query.group_by("cluster", "node"), start_ms, end_ms)
+        return {(row["cluster"], row["node"]): row["gpus"] for row in rows}
 
-    @property
-    def newest_ms(self) -> int:
-        return self.status.newest_ms
-
-    def newest_end_ms(self) -> int:
-        return self.status.newest_ms
-
-    def newest_by_cluster(self) -> Mapping[str, int]:
-        return self.status.clusters
-
-    def clusters(self) -> frozenset[str]:
-        return frozenset(self.status.clusters)
-
-    def teams(self) -> frozenset[str]:
-        return self.status.teams
-
-    def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:  # noqa: ARG002 - an upper bound
-        """The GPU-hours of all clusters in the published days that overlap the span: an upper bound of those in the
-        span."""
+    def gpu_us_of_days(self, start_ms: int, end_ms: int) -> int:
+        """The GPU-µs of the published days that overlap the span."""
         query = exp.select(_sum(" + ".join(ACCOUNT_COLUMNS[:6])).as_("gpu_us")).from_("days")
         (row,) = self._list(query.where(self._own(), f"end_ms > {int(start_ms)}", f"start_ms < {int(end_ms)}"))
-        return int(row["gpu_us"] or 0) // (MS_PER_HOUR * 1_000)
+        return int(row["gpu_us"] or 0)
 
     # --- journal ------------------------------------------------------------------------------
 
@@ -573,13 +623,9 @@ class LakeLedger:
             if act.number > after and (not kinds or act.kind in kinds) and (subject is None or act.subject == subject)
         ][:limit]  # fmt: skip
 
-    def last_act(self) -> int:
-        acts = self._journal()
-        return acts[-1].number if acts else 0
-
     def record(self, acts: Sequence[NewAct], seen: int) -> list[Act]:  # noqa: ARG002 - nothing is ever recorded here
         """Always raises LedgerUnavailable, because only accountants write to the lake."""
-        raise LedgerUnavailable(f"the lake is read-only: send this to the accountant of {self.status.ledger}")
+        raise LedgerUnavailable(f"the lake is read-only: send this to the accountant of {self.row.ledger}")
 
     # --- a ledger for pages -------------------------------------------------------------------
 
@@ -587,22 +633,6 @@ class LakeLedger:
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[LakeLedger]:  # noqa: ARG002 - always the same
         """Yields this ledger itself: no snapshot is needed, because rows change only with a new publication."""
         yield self
-
-    def mark(self, start_ms: int, end_ms: int) -> int:  # noqa: ARG002 - of all spans
-        """A value that changes with every publication: the instant of the newest one. A republished day need not have
-        newer records. It is the same for all spans."""
-        return self.status.until_ms
-
-    def watermark(
-        self,
-        at_ms: int,
-        min_coverage: float,  # noqa: ARG002 - of which nodes is not published
-        shard: str | None = None,  # noqa: ARG002
-        cluster: str | None = None,
-    ) -> int | None:
-        """The end of the newest record, at most `at_ms`; None if there are no records."""
-        newest = self.status.newest_ms if cluster is None else self.status.clusters.get(cluster, 0)
-        return min(newest, at_ms) or None
 
     def quarantined_rows(self, most: int) -> int:  # noqa: ARG002
         """Always raises UnsupportedQuestion, because the quarantine is not published."""
@@ -635,12 +665,10 @@ class LakeLedger:
     # --- internal -----------------------------------------------------------------------------
 
     def _readable(self) -> AbstractContextManager[None]:
-        return readable(self.status.ledger, self.status.version)
+        return readable(self.row.ledger, self.row.version)
 
     def _not_published(self, what: str) -> UnsupportedQuestion:
-        return UnsupportedQuestion(
-            f"{what} are not published in the lake: query the accountant of {self.status.ledger}"
-        )
+        return UnsupportedQuestion(f"{what} are not published in the lake: query the accountant of {self.row.ledger}")
 
     def _sums(
         self, edges: Sequence[int], wanted: Sequence[Dimension], where: Where, figures: Sequence[str]
@@ -659,7 +687,7 @@ class LakeLedger:
         lacking = [name for name in figures if found[name].null_count]
         if lacking:
             raise UnreadableLedger(
-                f"{self.status.ledger}: {lacking[0]} is unknown in days that an earlier version published: upgrade its "
+                f"{self.row.ledger}: {lacking[0]} is unknown in days that an earlier version published: upgrade its "
                 "accountant, which writes them again, or ask the accountant itself"
             )
         return found
@@ -713,9 +741,9 @@ class LakeLedger:
         if not inside.all():
             first = int(np.flatnonzero(~inside)[0])
             raise UnsupportedQuestion(
-                f"the lake has whole hours of {self.status.timezone} for {self.status.ledger}, and the query begins or "
+                f"the lake has whole hours of {self.row.timezone} for {self.row.ledger}, and the query begins or "
                 f"ends inside an hour between {utc(int(begins[first]))} and {utc(int(ends[first]))}: query whole "
-                f"hours, or the accountant of {self.status.ledger}"
+                f"hours, or the accountant of {self.row.ledger}"
             )
         return at
 
@@ -727,10 +755,10 @@ class LakeLedger:
         ]  # fmt: skip
 
     def _own(self) -> exp.Expression:
-        return exp.column("ledger").eq(exp.Literal.string(self.status.ledger))
+        return exp.column("ledger").eq(exp.Literal.string(self.row.ledger))
 
     def _days(self, start_ms: int, end_ms: int) -> tuple[date, date]:
-        first, last = (local_date(at, self._zone) for at in (max(start_ms, 0), min(end_ms, self.status.until_ms)))
+        first, last = (local_date(at, self._zone) for at in (max(start_ms, 0), min(end_ms, self.row.until_ms)))
         return first, max(first, last)
 
     def _days_of(self, start_ms: int, end_ms: int) -> list[exp.Expression]:
@@ -743,7 +771,7 @@ class LakeLedger:
 
     def _table(self, query: exp.Select, start_ms: int | None = None, end_ms: int | None = None) -> pa.Table:
         days = None if start_ms is None or end_ms is None else self._days(start_ms, end_ms)
-        return self._engine.query(query, self.status.namespace, days)
+        return self._engine.query(query, self.row.namespace, days)
 
     def _list(self, query: exp.Select, start_ms: int | None = None, end_ms: int | None = None) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = self._table(query, start_ms, end_ms).to_pylist()

@@ -223,14 +223,16 @@ class Publisher:
 
     def _day_mark(self, day: date) -> tuple[Hashable, ...]:
         """A value that changes with everything that determines the rows of a day, except the present time."""
-        return self._ledger.mark(*day_span(day, self._zone)), *(found.version for found in self._books.prices.versions)
+        return self._ledger.status().mark(*day_span(day, self._zone)), *(
+            found.version for found in self._books.prices.versions
+        )
 
     def _day_changed(self, day: date) -> bool:
         """Whether a day has changed since this process published it."""
         return day in self._marks and self._changed(("rows", day), self._day_mark(day))
 
     def _every_day(self, until_ms: int) -> list[date]:
-        first_ms, _ = self._ledger.extent()
+        first_ms, _ = self._ledger.status().extent
         if not first_ms:
             return []
         first, last = local_date(first_ms, self._zone), local_date(until_ms, self._zone)
@@ -238,7 +240,7 @@ class Publisher:
 
     def _until_ms(self, now_ms: int) -> int:
         """The present time, or the end of the newest record if the clock is a little behind it."""
-        return max(now_ms, self._ledger.newest_end_ms())
+        return max(now_ms, self._ledger.status().newest_ms)
 
     def _span(self, now_ms: int) -> tuple[date, ...]:
         """The first and the last day of the ledger; empty without records."""
@@ -319,7 +321,7 @@ class Publisher:
         prices = {at for found in self._books.prices.versions for at in found.book.cuts(start_ms, end_ms)}
         with self._ledger.moment(start_ms, min(end_ms, now_ms)) as moment:
             # A month is billed in parts, in each of which quotas are by the same GPU models.
-            quotas = ModelSpans.of(moment.policies(start_ms, end_ms), start_ms, end_ms).edges[1:-1]
+            quotas = ModelSpans.of(moment.status().policies(start_ms, end_ms), start_ms, end_ms).edges[1:-1]
             return day_rows(self.name, moment, book, day, self._zone, now_ms, sorted({*prices, *quotas}))
 
     def _book_of(self, day: date) -> PriceBook | None:
@@ -345,7 +347,7 @@ class Publisher:
         return [one.day for one, _ in days]
 
     def _control_total(self, one: DayRows, now_ms: int) -> dict[str, Any]:
-        newest = self._ledger.newest_by_cluster()
+        newest = self._ledger.status().newest_by_cluster
         over = one.end_ms == day_span(one.day, self._zone)[1]
         return {
             "ledger": self.name,
@@ -443,7 +445,7 @@ class Publisher:
     def _every_month(self, until_ms: int) -> tuple[Month, ...]:
         """The months from the ledger's first record on, and those that were closed, ascending."""
         found = {Month.parse(closed.month) for closed in self._books.books().closed}
-        first_ms, _ = self._ledger.extent()
+        first_ms, _ = self._ledger.status().extent
         if first_ms:
             month, last = (Month.of(at, self._zone) for at in (first_ms, until_ms))
             while month <= last:
@@ -474,7 +476,7 @@ class Publisher:
             return closed.hash, status
         start_ms, end_ms = month.span(self._zone)
         version_of = self._books.prices.latest.version if self._books.prices.latest else ""
-        return self._ledger.mark(start_ms, end_ms), version_of, books.seen, min(now_ms, end_ms), status
+        return self._ledger.status().mark(start_ms, end_ms), version_of, books.seen, min(now_ms, end_ms), status
 
     def _month_changed(self, month: Month, now_ms: int) -> bool:
         """Whether a month has changed since this process published it."""
@@ -539,14 +541,13 @@ class Publisher:
     def _publish_status(self, now_ms: int) -> tuple[str, ...]:
         """Publishes the ledger's row in the table `ledgers` if it has changed. This is the last step of a run, so that
         the row describes published data only."""
-        acts = self._ledger.last_act()  # before what acts can make smaller
-        first_ms, newest_ms = self._ledger.extent()
+        status = self._ledger.status()
         row = {
-            "ledger": self.name, "id": self._id(), "acts": acts, "timezone": self._timezone,
-            "grace_days": self._grace_days, "first_ms": first_ms,
-            "newest_ms": newest_ms, "until_ms": now_ms,
-            "clusters": json.dumps(dict(self._ledger.newest_by_cluster()), sort_keys=True),
-            "teams": json.dumps(sorted(self._ledger.teams())), "published": _instant(now_ms),
+            "ledger": self.name, "id": self._id(), "acts": status.last_act, "timezone": self._timezone,
+            "grace_days": self._grace_days, "first_ms": status.extent[0],
+            "newest_ms": status.newest_ms, "until_ms": now_ms,
+            "clusters": json.dumps(dict(status.newest_by_cluster), sort_keys=True),
+            "teams": json.dumps(sorted(status.teams)), "published": _instant(now_ms),
             "version": __version__,
         }  # fmt: skip
         name, mark = tables.LEDGERS.name, tuple(row.values())
@@ -564,7 +565,7 @@ class Publisher:
                 "ledger": name, "version": one.version, "effective": _instant(one.effective_ms),
                 "effective_ms": one.effective_ms, "policy": one.policy.model_dump_json(),
             }
-            for one in self._ledger.policies(0, _FAR_MS)
+            for one in self._ledger.status().policies(0, _FAR_MS)
         ]  # fmt: skip
         yield tables.PRICES, "", list(self._prices())
         yield tables.ACTS, "", [
@@ -580,7 +581,7 @@ class Publisher:
                 "ledger": name, "cluster": node.cluster, "node": node.name, "pool": node.pool, "region": node.region,
                 "capacity_type": node.capacity_type, "facts": msgspec.json.encode(node).decode(),
             }
-            for node in self._ledger.nodes()
+            for node in self._ledger.status().nodes
         ]  # fmt: skip
         yield tables.EPOCHS, "", [
             {
@@ -701,21 +702,22 @@ class Publisher:
             if not own or own[0].digest != last["digest"]:
                 raise LakeRefused(
                     f"{catalogue.place}: act {last['number']} of the ledger {self.name} in the lake is not in the "
-                    f"ledger (its last act is {self._ledger.last_act()}), so nothing was published. {cure}"
+                    f"ledger (its last act is {self._ledger.status().last_act}), so nothing was published. {cure}"
                 )
         for row in catalogue.read(tables.LEDGERS):
             # The acts of this row, not of the table `acts`, which is written earlier than the row.
             removing = self._acts("withdrawn", "redated", "retired", "moved")
             if any(act.number > row["acts"] for act in removing):
                 continue  # the ledger's records became fewer by an act
-            first_ms, newest_ms = self._ledger.extent()
+            status = self._ledger.status()
+            first_ms, newest_ms = status.extent
             if row["first_ms"] and (not first_ms or row["first_ms"] < first_ms):
                 begins = f"begins at {utc(first_ms)}" if first_ms else "has no records"
                 raise LakeRefused(
                     f"{catalogue.place}: in the lake the ledger {self.name} begins at {utc(row['first_ms'])}, and the "
                     f"ledger {begins}, so nothing was published. {cure}"
                 )
-            newest = {"": newest_ms, **self._ledger.newest_by_cluster()}
+            newest = {"": newest_ms, **status.newest_by_cluster}
             published = {"": row["newest_ms"], **json.loads(row["clusters"])}
             behind = sorted(name for name, at_ms in published.items() if newest.get(name, 0) < at_ms)
             if behind:

@@ -79,14 +79,19 @@ class Acts(Protocol):
         ...
 
 
+class JournalStatus(Protocol):
+    @property
+    def last_act(self) -> int:
+        """The number of the newest act, or 0 if there is none."""
+        ...
+
+
 class Journal(Protocol):
     """Stores acts. A moment of it reads them."""
 
     def moment(self) -> AbstractContextManager[Acts]: ...
 
-    def last_act(self) -> int:
-        """The number of the newest act, or 0 if there is none."""
-        ...
+    def status(self) -> JournalStatus: ...
 
     def record(self, acts: Sequence[NewAct], seen: int) -> list[Act]:
         """Records all acts durably, or none. Raises BooksMoved unless `seen` is the last number, and
@@ -105,9 +110,9 @@ def record(journal: Journal, acts: Sequence[NewAct], seen: int | None) -> list[A
     """Like `Journal.record`, but also succeeds if only acts of the kinds in `BESIDE` were recorded after `seen` (an
     import, for example, records an act every minute). seen: None if the acts do not depend on earlier ones. Raises
     BooksMoved."""
-    known = journal.last_act() if seen is None else seen
+    known = journal.status().last_act if seen is None else seen
     for _ in range(_TRIES):
-        last = journal.last_act()
+        last = journal.status().last_act
         if seen is not None and last > known:
             with journal.moment() as moment:
                 between = moment.acts(after=known, limit=last - known)
@@ -116,7 +121,7 @@ def record(journal: Journal, acts: Sequence[NewAct], seen: int | None) -> list[A
         known = last
         with suppress(BooksMoved):
             return journal.record(acts, known)
-    raise BooksMoved(known, journal.last_act())
+    raise BooksMoved(known, journal.status().last_act)
 
 
 def retry_when_books_moved(decide: Callable[P, T]) -> Callable[P, T]:

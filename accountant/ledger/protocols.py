@@ -11,7 +11,7 @@ instant counts, so neither their number nor their order matters. The cost of an 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, NamedTuple, Protocol
@@ -20,7 +20,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import zone
-from accountant.ledger.journal import Acts, Journal, NewAct
+from accountant.ledger.journal import Acts, Journal, JournalStatus, NewAct
 from accountant.ledger.usage import MEASURES, Usage, UsageMeasure, Where
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import IDLE, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
@@ -412,25 +412,82 @@ class Imports:
     metered: Mapping[str, Span]
 
 
-class Present(Protocol):
-    """What a ledger knows without reading a table."""
+class Status(JournalStatus, Protocol):
+    """What is known of a ledger as of one commit: a value, which stays as it is while the ledger moves on.
+
+    An accountant's ledger has it in memory, so it is taken for each answer."""
+
+    @property
+    def extent(self) -> Span:
+        """The span from the first booked start to the newest booked end; (0, 0) if nothing is booked."""
+        ...
+
+    @property
+    def newest_ms(self) -> int:
+        """The end of the newest booked record; 0 if nothing is booked."""
+        return self.extent[1]
+
+    @property
+    def newest_by_cluster(self) -> Mapping[str, int]:
+        """The end of the newest booked record of each cluster that agents report from and that has a GPU in
+        service."""
+        ...
+
+    @property
+    def newest_by_node(self) -> Mapping[tuple[str, str], int]:
+        """The end of the newest record of each node, by (cluster, node); nodes of which it is unknown are missing."""
+        ...
+
+    @property
+    def clusters(self) -> Collection[str]:
+        """The clusters that have booked records."""
+        ...
+
+    @property
+    def teams(self) -> frozenset[str]:
+        """Every team that a queue or a namespace names at present."""
+        ...
+
+    @property
+    def nodes(self) -> tuple[NodeFacts, ...]:
+        """Every node as last read, by cluster and name."""
+        ...
 
     def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
         """The policies in force in the span, oldest first. The mapping of the first policy also applies before
         it."""
         ...
 
-    def extent(self) -> Span:
-        """The span from the first booked start to the newest booked end; (0, 0) if nothing is booked."""
+    def watermark(
+        self, at_ms: int, min_coverage: float, shard: str | None = None, cluster: str | None = None
+    ) -> int | None:
+        """The watermark of all windows that end at `at_ms`: the latest instant up to which at least the share
+        `min_coverage` of the GPUs in service is metered; None if no GPU is in service."""
         ...
 
-    def newest_by_cluster(self) -> Mapping[str, int]:
-        """The end of the newest booked record of each cluster that agents report from and that has a GPU in
-        service."""
+    def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
+        """The number of GPUs that each node had at some time in the span, by (cluster, node)."""
+        ...
+
+    def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:
+        """The GPU-hours of capacity in the span, of all GPUs or of those of one cluster; of a lake at least that many.
+        The limits on the size of questions use it."""
+        ...
+
+    def recent_span(self, until_ms: int, length_ms: int) -> Span:
+        """The newest span of about this length that can be queried and ends at `until_ms` or before."""
+        ...
+
+    def mark(self, start_ms: int, end_ms: int) -> Hashable:
+        """A version of the span's content: while it is equal, every question about the span has the same answer."""
         ...
 
 
-class Questions(Present, Acts, Protocol):
+class WithStatus(Protocol):
+    def status(self) -> Status: ...
+
+
+class Questions(WithStatus, Acts, Protocol):
     """Read access. Spans are [start_ms, end_ms) in UTC milliseconds. Answers are sorted by key and deterministic."""
 
     def usage(
@@ -474,7 +531,7 @@ class Questions(Present, Acts, Protocol):
         ...
 
 
-class Ledger(Present, Journal, Protocol):
+class Ledger(WithStatus, Journal, Protocol):
     """Writes, and opens moments, which answer."""
 
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[Questions]:
@@ -518,10 +575,6 @@ class Ledger(Present, Journal, Protocol):
         Raises accountant.core.errors.CannotMove."""
         ...
 
-    def nodes(self) -> tuple[NodeFacts, ...]:
-        """Every node as last read, by cluster and name."""
-        ...
-
     def window(
         self,
         spec: WindowSpec,
@@ -539,22 +592,6 @@ class Ledger(Present, Journal, Protocol):
         shard, cluster: count only the nodes of this scheduling shard and this cluster; None: all.
 
         Raises accountant.core.errors.UnsupportedQuestion."""
-        ...
-
-    def watermark(
-        self, at_ms: int, min_coverage: float, shard: str | None = None, cluster: str | None = None
-    ) -> int | None:
-        """The watermark of all windows that end at `at_ms`: the latest instant up to which at least the share
-        `min_coverage` of the GPUs in service is metered; None if no GPU is in service."""
-        ...
-
-    def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:
-        """Returns the GPU-hours of capacity in the span, of all GPUs or of those of one cluster. It takes almost no
-        time, so the limits on the size of queries use it."""
-        ...
-
-    def clusters(self) -> Collection[str]:
-        """The clusters that have booked records."""
         ...
 
     def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:

@@ -190,7 +190,7 @@ class Dispatcher:
 
     def _budgets_of(self, month: Month, now_ms: int) -> list[BudgetState]:
         at = min(now_ms, month.span(self._tz)[1] - 1)
-        policies = self._ledger.policies(at, at + 1)
+        policies = self._ledger.status().policies(at, at + 1)
         if not policies:
             return []
         policy, book = policies[-1], self._books.prices.current

@@ -156,7 +156,7 @@ def read_data(
     earlier, by_job_before = billed_tables(ledger, book_before, *before_ms, (_BY_TEAM, BY_JOB), timezone)
     jobs = BilledJobs.of(by_job)
     teams = frozenset((None, *jobs.teams) if scopes is None else scopes)
-    policies = tuple(ledger.policies(start_ms, end_ms))
+    policies = tuple(ledger.status().policies(start_ms, end_ms))
     by_day = budget_forecast.grouping(version.policy for version in policies[-1:])
     spans = ModelSpans.of(policies, start_ms, end_ms)
     hourly = ledger.usage((start_ms, end_ms), ("team", "queue", "hour"), None, timezone, ())
@@ -169,7 +169,7 @@ def read_data(
         book_before=book_before,
         policies=policies,
         month=month,
-        since_ms=ledger.extent()[0],
+        since_ms=ledger.status().extent[0],
         by_day=charges(ledger, book, start_ms, end_ms, by_day, None, timezone) if month is not None else (),
         billed=billed.charges(),
         earlier=earlier.charges(),

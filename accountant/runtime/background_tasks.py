@@ -245,10 +245,10 @@ class Maintenance:
 
     def _acts_unarchived(self) -> bool:
         """Whether the journal has acts that the archive lacks and that no sender can send again."""
-        last = self._ledger.last_act()
+        last = self._ledger.status().last_act
         if last == self._checked_act:
             return False
-        archived = self._ledger.archived_act()
+        archived = self._ledger.status().archived_act
         new: list[Act] = []
         if last > archived:
             with self._ledger.moment() as moment:
@@ -296,7 +296,7 @@ def _log_failure(log: structlog.stdlib.BoundLogger, event: str, what: str, error
 
 def in_force(ledger: DuckLedger, now_ms: int) -> PolicyVersion | None:
     """The policy in force, whose window the controller queries; None if there is none."""
-    return next(reversed(ledger.policies(now_ms, now_ms + 1)), None)
+    return next(reversed(ledger.status().policies(now_ms, now_ms + 1)), None)
 
 
 def warm(ledger: DuckLedger, policy: Policy, book: PriceBook | None, now_ms: int) -> None:
@@ -306,7 +306,7 @@ def warm(ledger: DuckLedger, policy: Policy, book: PriceBook | None, now_ms: int
     Raises AccountantError as `window` does."""
     asked = (policy.measure, policy.min_coverage)
     minute_ms = now_ms - now_ms % MS_PER_MINUTE
-    for cluster in (None, *sorted(ledger.clusters())):
+    for cluster in (None, *sorted(ledger.status().clusters)):
         found = ledger.window(policy.window, minute_ms, *asked, book=book, cluster=cluster)
         if found.watermark_ms is not None and found.watermark_ms < minute_ms:
             ledger.window(policy.window, found.watermark_ms, *asked, book=book, cluster=cluster)

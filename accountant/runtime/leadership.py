@@ -193,7 +193,7 @@ def _restore_newest(store: FileStore, ledger: Path) -> Backup | None:
 def _parts_of(ledger: Path, clock: Clock) -> int:
     opened = open_ledger(ledger, clock)
     try:
-        return opened.parts()
+        return opened.status().parts
     finally:
         opened.close()
 

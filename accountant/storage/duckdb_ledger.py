@@ -57,10 +57,11 @@ from accountant.ledger.team_assignment import Assignment
 from accountant.prices.price_book import PriceBook
 from accountant.storage import gpu_lifetimes as owners
 from accountant.storage import retention
+from accountant.storage.commit_status import CommitStatus
 from accountant.storage.duckdb_engine import Cursor, Database, fingerprints, statement
 from accountant.storage.folder_or_object_store import FileStore
 from accountant.storage.gpu_lifetimes import retired_devices, retirement_act, retirement_ends
-from accountant.storage.ledger_state import Mark, State
+from accountant.storage.ledger_state import State
 from accountant.storage.query.gpu_weights import Weighting, model_weights
 from accountant.storage.read_snapshot import Snapshot, misdated_items
 from accountant.storage.record_archive import Archive, ArchivePart, groups, marks_of, take_rest, take_whole
@@ -77,7 +78,6 @@ from accountant.storage.write.rollups import DailySums
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from agent.wire import Ack, Batch
 from gputally.base.clock import Clock
-from gputally.base.units import MS_PER_HOUR
 
 
 def redate_records(cursor: Cursor, now_ms: int, days: DailySums) -> None:
@@ -191,10 +191,6 @@ class Offsite(Transactions):
                 raise
             return part
 
-    def parts(self) -> int:
-        """Return the number of archive parts that this ledger has recorded."""
-        return self._state.parts
-
     @contextmanager
     def _acting(self, now_ms: int) -> Iterator[None]:
         """Lock the writer while the block writes an act. If acts must be archived at once, archive the act afterwards.
@@ -208,10 +204,6 @@ class Offsite(Transactions):
                 self.archive(now_ms)
             except (LedgerUnavailable, LedgerDamaged) as error:
                 raise type(error)(f"the act is recorded in the ledger but not yet in the archive: {error}") from error
-
-    def archived_act(self) -> int:
-        """Return the number of the newest act in the archive; 0 without an act or an archive."""
-        return 0 if self._archive is None else self._state.archived_registers.get("act", 0)
 
     def adopt(self, now_ms: int) -> int:
         """Replay the archive parts that this ledger lacks, and return their number. Raises LedgerDamaged."""
@@ -544,14 +536,10 @@ class DuckLedger(Offsite):
             self._reread()
             return found.rows
 
-    def newest_end_ms(self) -> int:
-        """Return the end of the newest booked record; 0 if there is none."""
-        return self._state.fleet.newest_end_ms
-
     def require_present(self, now_ms: int) -> None:
         """Raise LedgerUnavailable if this may not be the present time: the clock is doubted, or behind the records."""
         self._require_clock()
-        behind = self.newest_end_ms() - now_ms
+        behind = self._state.fleet.newest_end_ms - now_ms
         if behind > SKEW_MS:
             raise LedgerUnavailable(
                 f"the accountant's clock is {behind} ms behind the newest record: correct the clock, or, if it is "
@@ -594,6 +582,10 @@ class DuckLedger(Offsite):
         metered = {node: (one.first_ms, one.last_ms) for node, one in state.fleet.metered(cluster).items()}
         return Imports(marks, metered)
 
+    def status(self) -> CommitStatus:
+        """Return the status of the newest commit."""
+        return CommitStatus(self._state)
+
     @contextmanager
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[Snapshot]:
         """Open a snapshot, whose answers all come from the same commit.
@@ -602,21 +594,6 @@ class DuckLedger(Offsite):
         an hour needs them."""
         with self._snapshot(start_ms, end_ms) as (cursor, state):
             yield Snapshot(cursor, state)
-
-    def clusters(self) -> frozenset[str]:
-        """Return the clusters with booked records."""
-        return self._state.fleet.clusters
-
-    def nodes(self) -> tuple[NodeFacts, ...]:
-        known = self._state.fleet.nodes
-        return tuple(known[key] for key in sorted(known) if known[key].listed)
-
-    def teams(self) -> frozenset[str]:
-        """Return every team that a queue or a namespace names at present."""
-        queues = self._state.policies[-1].queues.values() if self._state.policies else ()
-        spaces = self._state.fleet.namespaces.values()
-        named = {q.team for q in queues if q.team} | {s.team for s in spaces} | {t for s in spaces for t in s.teams}
-        return frozenset(named - {""})
 
     def window(
         self,
@@ -639,42 +616,9 @@ class DuckLedger(Offsite):
         assert answer is not None
         return answer
 
-    def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:
-        fleet = self._state.fleet
-        if cluster is not None and cluster not in fleet.clusters:
-            return 0
-        lives = fleet.census_of(cluster).lives().items()
-        return (
-            sum(max(0, min(end, end_ms) - max(begin, start_ms)) * count for (begin, end), count in lives) // MS_PER_HOUR
-        )
-
-    def watermark(
-        self, at_ms: int, min_coverage: float, shard: str | None = None, cluster: str | None = None
-    ) -> int | None:
-        return self._windows.watermark(self._state.fleet, at_ms, min_coverage, shard, cluster)
-
-    def mark(self, start_ms: int, end_ms: int) -> Mark:
-        """Return a value that changes with the content of the span: while it is equal, every query about the span has
-        the same answer (accountant.storage.ledger_state)."""
-        state = self._state
-        return state.changes.mark(start_ms, end_ms, state.fleet.census)
-
-    def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
-        known = [rules.version for rules in self._state.policies if rules.version is not None]
-        return inventory_and_journal_tables.policies_between(known, start_ms, end_ms)
-
-    def last_act(self) -> int:
-        return self._state.acts
-
     def cut_labels(self) -> Mapping[str, int]:
         """Return the number of values of exported labels that were not kept, by reason, since the start."""
         return {str(reason): count for reason, count in self._names.labels.cut.items()}
-
-    def extent(self) -> tuple[int, int]:
-        return self._state.fleet.extent
-
-    def newest_by_cluster(self) -> Mapping[str, int]:
-        return self._state.fleet.newest_by_cluster
 
 
 def _take(group: GroupCommit, batch: Batch) -> IntervalCounts | Exception:

@@ -35,8 +35,9 @@ from accountant.ledger.protocols import (
 )
 from accountant.ledger.team_assignment import NO_POLICY, labels_count
 from accountant.ledger.usage import MEASURES, Usage, UsageMeasure, Where
+from accountant.storage.commit_status import CommitStatus
 from accountant.storage.duckdb_engine import Cursor, statement
-from accountant.storage.gpu_lifetimes import gpus_at, read_claims, read_owners, shown
+from accountant.storage.gpu_lifetimes import read_claims, read_owners, shown
 from accountant.storage.ledger_state import State
 from accountant.storage.query.group_by_dimensions import ASSIGNED, ConstantSpan, ResultCache, key_of, pieces_of
 from accountant.storage.query.usage_query import usage
@@ -44,7 +45,7 @@ from accountant.storage.write import inventory_and_journal_tables, record_column
 from accountant.storage.write.batch_admission import SKEW_MS
 from accountant.storage.write.inventory_and_journal_tables import count_epochs, read_epochs
 from accountant.storage.write.name_ids import NO_DEVICE, HolderName, holders
-from accountant.wire.policy_models import Decision, PolicyVersion
+from accountant.wire.policy_models import Decision
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base import called_off
 from gputally.base.apportionment import apportion
@@ -87,6 +88,9 @@ class Snapshot:
         self._cursor = cursor
         self._state = state
         self._cache = ResultCache()
+
+    def status(self) -> CommitStatus:
+        return CommitStatus(self._state)
 
     def usage(
         self,
@@ -142,10 +146,6 @@ class Snapshot:
         return inventory_and_journal_tables.read_decisions(
             self._cursor, start_ms, end_ms, limit, kind, subject, gang, cluster, before
         )
-
-    def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
-        known = [rules.version for rules in self._state.policies if rules.version is not None]
-        return inventory_and_journal_tables.policies_between(known, start_ms, end_ms)
 
     def pods(
         self,
@@ -221,14 +221,6 @@ class Snapshot:
             return None
         namespace, name, workload = rows[0]
         return JobKey.of_pod(cluster, namespace, workload, name)
-
-    def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
-        """Return the number of GPUs that each node had at some time in the span, by cluster and node."""
-        return gpus_at(self._state.fleet, start_ms, end_ms)
-
-    def newest_by_node(self) -> Mapping[tuple[str, str], int]:
-        """Return the end of the newest record of each node, by cluster and node."""
-        return self._state.fleet.newest_by_node
 
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, Extent]:
         """Return the extents of these jobs over all time, without jobs that never held a GPU."""
@@ -339,22 +331,6 @@ class Snapshot:
     def epoch_counts(self, keys: Collection[JobKey]) -> Mapping[JobKey, int]:
         """Return the number of epochs of each of these jobs, without jobs that reported none."""
         return count_epochs(self._cursor, keys)
-
-    def extent(self) -> tuple[int, int]:
-        return self._state.fleet.extent
-
-    def newest_by_cluster(self) -> Mapping[str, int]:
-        return self._state.fleet.newest_by_cluster
-
-    def recent_span(self, until_ms: int, length_ms: int) -> tuple[int, int]:
-        """Return the span of exactly this length that ends at `until_ms`. (A lake returns whole hours, because it can
-        answer about these only.)"""
-        return until_ms - length_ms, until_ms
-
-    @property
-    def newest_ms(self) -> int:
-        """End of the newest record; 0 if nothing is booked."""
-        return self._state.fleet.newest_end_ms
 
 
 _NAMED = 20

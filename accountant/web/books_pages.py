@@ -283,7 +283,7 @@ async def step(request: Request, month: str, deps: AppDeps) -> Response:
     fields = await month_and_decision_pages.read_form(request)
     check_form(request, fields.pop("form_token", ""))
     calendar_month, reason, who = _month(deps, month), fields.get("reason", "")[:1000], principal.name
-    last = deps.ledger.last_act()
+    last = deps.ledger.status().last_act
 
     def done() -> str:
         match fields.get("step"):

@@ -139,7 +139,7 @@ def explore_page(request: Request, params: Params, deps: AppDeps, principal: Rea
     )
     columns = {name: FIGURES[name] for name in COLUMNS if name in bar.shown}
     zone = periods.zone(bar.span.timezone)
-    first_ms = deps.ledger.extent()[0]
+    first_ms = deps.ledger.status().extent[0]
     from_ms = min(found.start_ms, found.before_ms[0] if found.before_ms is not None else found.start_ms)
     return month_and_decision_pages.page(
         request, "/explore", "explore.html", deps, bar=bar, found=found, shown=rows, columns=columns,

@@ -57,12 +57,12 @@ def holders_of(moment: LedgerSnapshot, cluster: str, node: str, at_ms: int, day:
     for the day."""
     here: Where = {"cluster": (cluster,), "node": (node,)}
     minute_ms = at_ms - at_ms % MS_PER_MINUTE
-    minute = moment.recent_span(minute_ms + MS_PER_MINUTE, MS_PER_MINUTE)
+    minute = moment.status().recent_span(minute_ms + MS_PER_MINUTE, MS_PER_MINUTE)
     rows = sorted(moment.usage(minute, _AT, here, timezone).lines(), key=_rank)
     found, more_holds = None, False
     shares: dict[str, int] = {}
     if day[0] < day[1]:
-        whole = moment.recent_span(day[1], day[1] - day[0])
+        whole = moment.status().recent_span(day[1], day[1] - day[0])
         of_day = moment.usage(whole, ("gpu", "team"), here, timezone).lines()
         for line in of_day:
             if gpu_us := line.accounts_gpu_us.allocated:

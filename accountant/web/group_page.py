@@ -155,7 +155,7 @@ def _group(deps: Deps, params: GroupParams, month: Month, principal: Principal) 
     def compute() -> Group:
         at = deps.clock.wall_ms()
         with deps.ledger.moment(month.previous.span(periods.zone(timezone))[0], min(whole_end, at)) as moment:
-            newest = moment.recent_span(home.whole_quarter(at), MS_PER_DAY)[1]
+            newest = moment.status().recent_span(home.whole_quarter(at), MS_PER_DAY)[1]
             end = min(whole_end, newest if newest > start else at)
             return figures(moment, deps.book(), params.by, params.value, month, end, allowed, timezone, at)
 
@@ -181,7 +181,7 @@ def figures(
     tz = periods.zone(timezone)
     start_ms = month.span(tz)[0]
     span, before = (start_ms, end_ms), span_before(start_ms, end_ms, tz)
-    policies = moment.policies(start_ms, end_ms)
+    policies = moment.status().policies(start_ms, end_ms)
     values = _queues(policies, value) if by == "queue" else (value,)
     where: dict[Dimension, Collection[str]] = {} if teams is None else {"team": sorted(teams)}
     where[by] = values
@@ -345,7 +345,7 @@ def _budgets(
 ) -> tuple[BudgetState, ...]:
     if by not in ("team", "queue"):
         return ()
-    policy = moment.policies(end_ms - 1, end_ms)[-1].policy
+    policy = moment.status().policies(end_ms - 1, end_ms)[-1].policy
     found = []
     for state in states(moment, book, policy, month, end_ms, timezone):
         team = state.team or policy.team_of(state.queue)

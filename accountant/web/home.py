@@ -127,7 +127,7 @@ def figures(ledger: Questions, book: PriceBook | None, at_ms: int, now: Span, ti
     ]
     changes.sort(key=lambda one: (-abs(one.gpu_us - one.before_us), one.team))
     day_before, day = (added(line.accounts_gpu_us for line in part) for part in parts[1:])
-    policies = ledger.policies(at_ms - 1, at_ms)
+    policies = ledger.status().policies(at_ms - 1, at_ms)
     month = Month.of(at_ms - 1, periods.zone(timezone))
     series, nodes = _cells(ledger, now, timezone)
     return Home(
@@ -157,7 +157,7 @@ def _costs(ledger: Questions, book: PriceBook, span: Span, timezone: str) -> tup
             of_day[line.key["day"]] = None if so_far is None or line.cost is None else exact_sum([so_far, line.cost])
     by_day = ledger.usage(span, ("day",), None, timezone).lines()
     known = {line.key["day"] for line in by_day if line.accounts_gpu_us.is_known}
-    first_ms, newest_ms = ledger.extent()
+    first_ms, newest_ms = ledger.status().extent
     return tuple(
         DayCost(
             day,

@@ -323,7 +323,7 @@ def job_page(request: Request, id: str, deps: AppDeps, principal: Reader) -> Res
             raise unknown_job(deps, principal, key)
         begin, end = _life(job.job, job.start_ms, at)
         if end - begin > _TIMELINE_MS:
-            begin, end = moment.recent_span(end, _TIMELINE_MS)
+            begin, end = moment.status().recent_span(end, _TIMELINE_MS)
         filters = {**where, **job_costs.only_job(key)}
         strips, of_gpus = timeline(moment, begin, end, filters, timezone)
         decisions = decisions_about(moment, key, span.start_ms, at)
@@ -477,12 +477,13 @@ def node_page(
     require_all_teams(principal)
     now, timezone, length_ms = deps.clock.wall_ms(), deps.settings.timezone, params.days * MS_PER_DAY
     here: dict[Dimension, tuple[str, ...]] = {"cluster": (cluster,), "node": (node,)}
-    facts = next((facts for facts in deps.ledger.nodes() if (facts.cluster, facts.name) == (cluster, node)), None)
     with deps.ledger.moment(now - length_ms, now) as moment:
-        start, at = moment.recent_span(now, length_ms)
+        status = moment.status()
+        facts = next((facts for facts in status.nodes if (facts.cluster, facts.name) == (cluster, node)), None)
+        start, at = status.recent_span(now, length_ms)
         strips, of_gpus = timeline(moment, start, at, here, timezone)
         holders = moment.usage((start, at), ("team", "namespace", "job", "cluster"), here, timezone).lines()
-        newest_ms = moment.newest_by_node().get((cluster, node))
+        newest_ms = status.newest_by_node.get((cluster, node))
     tz = periods.zone(timezone)
     chosen = _instant_of(params.at, tz, now) if params.at is not None else max(0, (newest_ms or now) - 1)
     if chosen >= now:

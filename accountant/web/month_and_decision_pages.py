@@ -270,7 +270,7 @@ def prepare_pages(deps: Deps) -> None:
     timezone = periods.zone(deps.settings.timezone)
     running = Month.of(deps.clock.wall_ms() - 1, timezone)
     page_queries.prepare_answers(deps, running)
-    first_ms, newest_ms = deps.ledger.extent()
+    first_ms, newest_ms = deps.ledger.status().extent
     for month in (running, running.previous) if newest_ms and first_ms < running.span(timezone)[0] else (running,):
         page_queries.all_bills_of(deps, month)
         report_of(deps, month, None)
@@ -348,7 +348,7 @@ def _render(template: str, deps: Deps, **values: Any) -> str:
         "old": StaleLedger(newest, figure_formatting.duration(at - newest)) if is_old(newest, at) else None,
         "silent": [
             StaleLedger(end_ms, figure_formatting.duration(at - end_ms), cluster)
-            for cluster, end_ms in silent_clusters(deps.ledger.newest_by_cluster(), at).items()
+            for cluster, end_ms in silent_clusters(deps.ledger.status().newest_by_cluster, at).items()
         ],
     }  # fmt: skip
     return _environment().get_template(template).render(shared | values)

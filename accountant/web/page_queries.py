@@ -80,7 +80,7 @@ def records(ledger: Ledger, at_ms: int) -> list[Decision]:
 def demand(deps: Deps, waiting: tuple[page_rows.Waiting, ...], at_ms: int) -> Demand:
     """The demand for GPUs: waiting pods, and the requests of queues in the controller's records."""
     kubernetes = deps.settings.kubernetes
-    policies = deps.ledger.policies(at_ms, at_ms + 1)
+    policies = deps.ledger.status().policies(at_ms, at_ms + 1)
     queues = policies[-1].policy.queues if policies else ()
     parents = {queue.parent for queue in queues}
     leaves = [queue.name for queue in queues if queue.name not in parents]
@@ -96,10 +96,10 @@ def current_demand(deps: Deps) -> Answer[CurrentDemand]:
     def compute() -> CurrentDemand:
         at = deps.clock.wall_ms()
         with deps.ledger.moment(at - BUCKET_MS, at) as moment:
-            newest_by_node = moment.newest_by_node()
-        end = page_rows.known_until(deps.ledger.watermark(at, page_rows.TRUSTED), newest_by_node, at)
+            status = moment.status()
+        end = page_rows.known_until(status.watermark(at, page_rows.TRUSTED), status.newest_by_node, at)
         with deps.ledger.moment(end - BUCKET_MS, end) as moment:
-            span = moment.recent_span(end, BUCKET_MS)
+            span = moment.status().recent_span(end, BUCKET_MS)
             use = page_rows.current_use(moment, deps.book(), *span, deps.settings.timezone)
             waiting = page_rows.waiting(moment.pods(at - 1, at, waiting=True), at)
         return CurrentDemand(use, demand(deps, waiting, at))
@@ -113,7 +113,7 @@ def home_of(deps: Deps, now: Span) -> Answer[home.Home]:
     def compute() -> home.Home:
         at, timezone = home.whole_quarter(deps.clock.wall_ms()), deps.settings.timezone
         with deps.ledger.moment(*home.span_of(at, timezone)) as moment:
-            end = moment.recent_span(at, MS_PER_DAY)[1]
+            end = moment.status().recent_span(at, MS_PER_DAY)[1]
             return home.figures(moment, deps.book(), end, now, timezone)
 
     return deps.answers.ask(("home", books(deps)), compute)
@@ -121,7 +121,7 @@ def home_of(deps: Deps, now: Span) -> Answer[home.Home]:
 
 def recorded_of(deps: Deps, month: Month) -> bool:
     """Whether there are records of the month. Without records its figures are unknown, not zero."""
-    first_ms, newest_ms = deps.ledger.extent()
+    first_ms, newest_ms = deps.ledger.status().extent
     start, end = month.span(periods.zone(deps.settings.timezone))
     return newest_ms > start and first_ms < end
 
@@ -151,7 +151,7 @@ def jobs_of(
         start, end = month.span(periods.zone(timezone)) if days is None else (at - days * MS_PER_DAY, at)
         with deps.ledger.moment(start, end) as moment:
             if days is not None:
-                start, end = moment.recent_span(at, days * MS_PER_DAY)
+                start, end = moment.status().recent_span(at, days * MS_PER_DAY)
             jobs = job_costs.list_jobs(moment, deps.book(), start, min(end, at), at, where or None, timezone)
             return page_rows.jobs_by_state(jobs, MOST_JOBS, choice, skipped)
 
@@ -167,7 +167,7 @@ def every_job(
     start, end = month.span(periods.zone(timezone)) if days is None else (at - days * MS_PER_DAY, at)
     with deps.ledger.moment(start, end) as moment:
         if days is not None:
-            start, end = moment.recent_span(at, days * MS_PER_DAY)
+            start, end = moment.status().recent_span(at, days * MS_PER_DAY)
         jobs = job_costs.list_jobs(moment, deps.book(), start, min(end, at), at, where or None, timezone)
         return list(jobs.built(job_costs.chosen(jobs.figures, state, choice.search, choice.sort, choice.kind)))
 
@@ -179,8 +179,8 @@ def machines(deps: Deps, days: int) -> tuple[tuple[page_rows.Machine, ...], Acco
     def compute() -> tuple[tuple[page_rows.Machine, ...], Accounts, int]:
         at = deps.clock.wall_ms()
         with deps.ledger.moment(at - days * MS_PER_DAY, at) as moment:
-            start, end = moment.recent_span(at, days * MS_PER_DAY)
-            nodes = page_rows.machines(moment, deps.ledger.nodes(), start, end)
+            start, end = moment.status().recent_span(at, days * MS_PER_DAY)
+            nodes = page_rows.machines(moment, moment.status().nodes, start, end)
         return nodes, page_rows.added(node.accounts for node in nodes), end
 
     answer = deps.answers.ask(("machines", days, books(deps)), compute)
@@ -272,7 +272,7 @@ def _bills_keys(deps: Deps, month: Month, cuts: Sequence[Cut]) -> tuple[list[Has
 def _unchanged(deps: Deps, start_ms: int, end_ms: int) -> Callable[[], Hashable] | None:
     """A function that returns the mark of a past span (accountant.api.answer_cache). None for a span that has not
     ended."""
-    return (lambda: deps.ledger.mark(start_ms, end_ms)) if end_ms <= deps.clock.wall_ms() else None
+    return (lambda: deps.ledger.status().mark(start_ms, end_ms)) if end_ms <= deps.clock.wall_ms() else None
 
 
 def _bills(deps: Deps, month: Month, cuts: Sequence[Cut]) -> list[Bills]:
@@ -329,12 +329,12 @@ def prepare_answers(deps: Deps, month: Month) -> None:
 
 def books(deps: Deps) -> Hashable:
     """A value that changes with the price book, the policy or the administrative acts."""
-    return prices_and_policy(deps), deps.ledger.last_act()
+    return prices_and_policy(deps), deps.ledger.status().last_act
 
 
 def prices_and_policy(deps: Deps) -> Hashable:
     """A value that changes with the price book or the policy."""
     book = deps.book()
     at = deps.clock.wall_ms()
-    policies = deps.ledger.policies(at, at + 1)
+    policies = deps.ledger.status().policies(at, at + 1)
     return book.version if book else "", policies[-1].version if policies else ""

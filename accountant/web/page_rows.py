@@ -187,7 +187,8 @@ def machines(ledger: LedgerSnapshot, facts: Iterable[NodeFacts], start_ms: int, 
         key = (line.key["cluster"], line.key["node"])
         sums.setdefault(key, []).append(line.accounts_gpu_us)
         models.setdefault(key, set()).add(line.key["gpu_model"])
-    devices, newest = ledger.gpus_at(start_ms, end_ms), ledger.newest_by_node()
+    status = ledger.status()
+    devices, newest = status.gpus_at(start_ms, end_ms), status.newest_by_node
     rows = []
     for key in sorted(sums.keys() | facts_of.keys()):
         fact = facts_of.get(key)
@@ -377,7 +378,7 @@ def month_so_far(ledger: Ledger, book: PriceBook | None, at_ms: int, timezone: s
         currency=stated.currency,
         unpriced_us=sum(unpriced.values()),
         coverage=stated.coverage,
-        recorded=ledger.extent()[1] > month.span(zone(timezone))[0],
+        recorded=ledger.status().extent[1] > month.span(zone(timezone))[0],
     )
 
 

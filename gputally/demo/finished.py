@@ -49,7 +49,7 @@ def serve_finished(folder: Path, port: int, console: Console, wait: Callable[[],
         )  # fmt: skip
         clock = VirtualClock(0)
         with Service(settings, clock) as service, ExitStack() as controller:
-            end_ms = service.ledger.extent()[1]
+            end_ms = service.ledger.status().extent[1]
             if not end_ms:
                 raise CannotStart(f"{ledger} has no records")
             clock.advance_to(end_ms)

@@ -87,13 +87,13 @@ QUESTIONS: Final[Mapping[str, Question]] = {
     "every measure": lambda one: one.usage(SPAN, ("pod", "gpu"), measures=(*START_UP, *MEASURES)).lines(),
     "cost by team and day": lambda one: cost(one, BOOK, *SPAN, ("team", "day")),
     "pods": lambda one: one.pods(*SPAN),
-    "GPUs of nodes": lambda one: one.gpus_at(*SPAN),
+    "GPUs of nodes": lambda one: one.status().gpus_at(*SPAN),
     "acts": lambda one: one.acts(),
 }
 OF_LEDGERS: Final[Mapping[str, Question]] = {
-    "nodes": lambda one: one.nodes(),
-    "extent": lambda one: one.extent(),
-    "teams": lambda one: one.teams(),
+    "nodes": lambda one: one.status().nodes,
+    "extent": lambda one: one.status().extent,
+    "teams": lambda one: one.status().teams,
     "a window": lambda one: one.window(WindowSpec(size=86_400), SPAN[1], "allocated", 0.0).usage,
 }
 

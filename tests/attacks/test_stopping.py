@@ -127,7 +127,7 @@ def test_an_accountant_that_works_for_many_ends_within_seconds(tmp_path: Path) -
     until(lambda: not any(child.exists() for child in renderers), "a renderer is left")
     assert [file.name for file in data.iterdir() if file.suffix == ".wal"] == []
     with contextlib.closing(open_ledger(data / "ledger.duckdb", clock)) as ledger:
-        assert ledger.gpu_hours(begin, begin + 24 * DAYS * MS_PER_HOUR) == len(rows)
+        assert ledger.status().gpu_hours(begin, begin + 24 * DAYS * MS_PER_HOUR) == len(rows)
 
 
 def test_a_controller_whose_accountant_hangs_ends_within_seconds(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def _controller(folder: Path, ledger: DuckLedger) -> Stage:
     """Build the controller's pages with the ledger's history."""
     here = stage(folder)
     client: Any = _Books(ledger)
-    context = replace(here.site.context, history=QueueHistory(client, VirtualClock(ledger.extent()[1])))
+    context = replace(here.site.context, history=QueueHistory(client, VirtualClock(ledger.status().extent[1])))
     return replace(here, site=PagesApp(context, PageAuthentication(None), ROUTES))
 
 

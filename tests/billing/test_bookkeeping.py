@@ -591,12 +591,12 @@ def test_what_decides_nothing_about_the_books_stops_nobody(keep):
     usage, record = ledger.usage, ledger.record
 
     def meanwhile(*question):
-        record([NewAct(0, "imported", "chunk", "import", "")], ledger.last_act())
+        record([NewAct(0, "imported", "chunk", "import", "")], ledger.status().last_act)
         return usage(*question)
 
     def too_late(acts, seen):
         ledger.record = record
-        record([NewAct(0, "delivery", "letter", "accountant", "")], ledger.last_act())
+        record([NewAct(0, "delivery", "letter", "accountant", "")], ledger.status().last_act)
         return record(acts, seen)
 
     ledger.usage, ledger.record = meanwhile, too_late
@@ -604,7 +604,9 @@ def test_what_decides_nothing_about_the_books_stops_nobody(keep):
     assert "imported" in {act.kind for act in ledger.acts()}
     ledger.record = too_late
     adjusted = keeper.credits.adjust(credit(), "ada")
-    assert adjusted.id == f"adjustment-{ledger.last_act()}", "its number is that of its act, whatever came before"
+    assert adjusted.id == f"adjustment-{ledger.status().last_act}", (
+        "its number is that of its act, whatever came before"
+    )
 
 
 @pytest.mark.parametrize("amount", ["true", "false", "null", '"one"', "1e999"])

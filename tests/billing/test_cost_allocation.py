@@ -571,7 +571,7 @@ def test_quotas_by_model_are_used_and_borrowed_for_each_model():
     for policy, since in ((first, "2026-09-01"), (first.model_copy(update={"k": 2.0}), "2026-10-01T12:00")):
         ledger.put_policy(policy, at(since))
     span = at(DAY[0]), at(DAY[1])
-    policies = ledger.policies(*span)
+    policies = ledger.status().policies(*span)
     spans = ModelSpans.of(policies, *span)
     usage = ledger.usage(spans.edges, ("queue", *spans.dimensions))
     found = {row.queue: row for row in quotas(policies, usage, *span, ZoneInfo("UTC"))}

@@ -55,7 +55,7 @@ class Site:
             ledger = opened(replica, CLOCK)
             self.sender = deliver(ledger, quarters, CLOCK)
             for number in range(3):
-                ledger.record([act(f"2025-{quarters + number:02d}", CLOCK)], ledger.last_act())
+                ledger.record([act(f"2025-{quarters + number:02d}", CLOCK)], ledger.status().last_act)
             if replica is self.first:
                 self.backup = backups.make(ledger, in_folder(self.stored), CLOCK.wall_ms())
             ledger.close()

@@ -146,7 +146,7 @@ def _assert_own(one: Member) -> None:
         assert one.settings.lake is not None
         with closing(DuckDbEngine(Catalogue.connect(one.settings.lake))) as engine:
             status = Fleet(engine).statuses()[one.name]
-            begin_ms = ledger.extent()[0]
+            begin_ms = ledger.status().extent[0]
             span = begin_ms, begin_ms + (status.until_ms - begin_ms) // MS_PER_HOUR * MS_PER_HOUR
             found = _by_gpu(LakeLedger(engine, status), span)
             assert found

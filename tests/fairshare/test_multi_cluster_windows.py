@@ -415,7 +415,9 @@ def test_policies_that_count_alike_do_not_contest(service: Service, clock: Virtu
         held = [each.cycle().hold for each in controllers.values()]
         assert not any(held), minute
         clock.advance(MINUTE_MS)
-    assert [told.policy for told in service.ledger.policies(0, clock.wall_ms())] == [*policies.values()], "each once"
+    assert [told.policy for told in service.ledger.status().policies(0, clock.wall_ms())] == [*policies.values()], (
+        "each once"
+    )
     other = policy_of([{"name": "a", "refs": ("kai:b",)}, {"name": "b", "refs": ("kai:a",)}, {"name": "c"}])
     service.ledger.put_policy(other, clock.wall_ms())
     clock.advance(MINUTE_MS)

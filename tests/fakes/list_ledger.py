@@ -18,6 +18,7 @@ from accountant.ledger.usage import ACCOUNTS, MEASURES, Usage, UsageMeasure, Whe
 from accountant.wire.policy_models import IDLE, Decision, Policy, PolicyVersion
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension
 from gputally.base.apportionment import prorate
+from tests.fakes.fixed_status import FixedStatus
 from tests.fakes.memory_journal import MemoryJournal
 
 TIMES = ("month", "day", "hour")
@@ -117,15 +118,14 @@ class ListLedger(MemoryJournal):
                     },
                 )
 
-    def extent(self) -> tuple[int, int]:
-        return (min(row.start_ms for row in self.rows), max(row.end_ms for row in self.rows)) if self.rows else (0, 0)
-
-    def newest_by_cluster(self) -> dict[str, int]:
+    def status(self) -> FixedStatus:
         newest: dict[str, int] = {}
         for row in self.rows:
             cluster = row.names.get("cluster", "")
             newest[cluster] = max(newest.get(cluster, 0), row.end_ms)
-        return newest
+        begun = min((row.start_ms for row in self.rows), default=0)
+        extent = begun, max(newest.values(), default=0)
+        return FixedStatus(len(self._acts), extent, newest, versions=self._versions)
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:
         return self.refused[:limit]
@@ -133,11 +133,6 @@ class ListLedger(MemoryJournal):
     def put_policy(self, policy: Policy, now_ms: int) -> PolicyVersion:
         self._versions.append(PolicyVersion(version=policy.version(), effective_ms=now_ms, policy=policy))
         return self._versions[-1]
-
-    def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
-        before = [version for version in self._versions if version.effective_ms <= start_ms]
-        inside = [version for version in self._versions if start_ms < version.effective_ms < end_ms]
-        return [*before[-1:], *inside]
 
     @contextmanager
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[ListLedger]:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from accountant.ledger.journal import FIRST_DIGEST, Act, ActKind, BooksMoved, NewAct, numbered
+from tests.fakes.fixed_status import FixedStatus
 
 
 class MemoryJournal:
@@ -26,8 +27,8 @@ class MemoryJournal:
             if (not kinds or act.kind in kinds) and (subject is None or act.subject == subject)
         ][:limit]
 
-    def last_act(self) -> int:
-        return len(self._acts)
+    def status(self) -> FixedStatus:
+        return FixedStatus(last_act=len(self._acts))
 
     def record(self, acts: Sequence[NewAct], seen: int) -> list[Act]:
         if seen != len(self._acts):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,7 +21,6 @@ from accountant.ledger.protocols import (
     ImportSpan,
     JobKey,
     MisdatedRecords,
-    NodeFacts,
     Quarantined,
     Receipt,
     SavedView,
@@ -33,6 +32,7 @@ from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersi
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from agent.wire import Ack, Batch
 from gputally.testing.fake_accountant import usage_window
+from tests.fakes.fixed_status import FixedStatus
 from tests.fakes.memory_journal import MemoryJournal
 
 NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
@@ -86,7 +86,7 @@ class MemoryLedger(MemoryJournal):
 
     def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0, act: NewAct | None = None) -> None:
         if act is not None:
-            self.record([act], self.last_act())
+            self.record([act], len(self._acts))
 
     def usage(
         self,
@@ -110,8 +110,15 @@ class MemoryLedger(MemoryJournal):
 
         return Usage.of_rows(by, rows(), measures)
 
-    def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:
-        return (end_ms - start_ms) // (60 * MINUTE_MS) * self.gpus
+    def status(self) -> FixedStatus:
+        if self.trouble is not None:
+            raise self.trouble
+        clusters = {line.key["cluster"]: NOW_MS for line in self.lines if "cluster" in line.key}
+        return FixedStatus(
+            len(self._acts), (0, NOW_MS) if self.lines else (0, 0), clusters, clusters=frozenset({"prod"}),
+            teams=frozenset(line.key["team"] for line in self.lines if "team" in line.key), versions=self.versions,
+            gpus=self.gpus, content=(self.lines, self.versions, self.known),
+        )  # fmt: skip
 
     def window(
         self,
@@ -132,30 +139,9 @@ class MemoryLedger(MemoryJournal):
             gpu_weights=spec.gpu_weights,
         )  # fmt: skip
 
-    def watermark(
-        self, at_ms: int, min_coverage: float, shard: str | None = None, cluster: str | None = None
-    ) -> int | None:
-        return at_ms - MINUTE_MS
-
-    def clusters(self) -> frozenset[str]:
-        return frozenset({"prod"})
-
     @contextmanager
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[MemoryLedger]:
         yield self
-
-    def mark(self, start_ms: int, end_ms: int) -> Hashable:
-        return repr((self.lines, self.versions, self.known))
-
-    def recent_span(self, until_ms: int, length_ms: int) -> tuple[int, int]:
-        return until_ms - length_ms, until_ms
-
-    @property
-    def newest_ms(self) -> int:
-        return NOW_MS
-
-    def newest_by_node(self) -> dict[tuple[str, str], int]:
-        return {}
 
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
         return {}
@@ -184,9 +170,6 @@ class MemoryLedger(MemoryJournal):
     def pods_by_job(self, start_ms: int, end_ms: int) -> dict[JobKey, JobPods]:
         return pods_by_job(self.pods(start_ms, end_ms))
 
-    def gpus_at(self, start_ms: int, end_ms: int) -> dict[tuple[str, str], int]:
-        return {}
-
     def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
         return frozenset()
 
@@ -202,18 +185,10 @@ class MemoryLedger(MemoryJournal):
     def gpu_owners(self) -> tuple[GpuOwnership, ...]:
         return ()
 
-    def nodes(self) -> tuple[NodeFacts, ...]:
-        return ()
-
     def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:
         if not self.versions or self.versions[-1].version != policy.version():
             self.versions.append(PolicyVersion(version=policy.version(), effective_ms=now_ms, policy=policy))
         return self.versions[-1]
-
-    def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
-        if self.trouble is not None:
-            raise self.trouble
-        return [version for version in self.versions if version.effective_ms < end_ms]
 
     def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:
         posted = {f"{decision.at_ms}/{decision.key}": decision for decision in decisions}
@@ -267,9 +242,6 @@ class MemoryLedger(MemoryJournal):
         path.write_bytes(b"a copy")
         return 1
 
-    def newest_end_ms(self) -> int:
-        return 0
-
     def misdated(self, now_ms: int) -> tuple[MisdatedRecords, ...]:
         return ()
 
@@ -278,15 +250,6 @@ class MemoryLedger(MemoryJournal):
 
     def redate(self, now_ms: int, who: str, reason: str) -> tuple[MisdatedRecords, ...]:
         return ()
-
-    def extent(self) -> tuple[int, int]:
-        return (0, NOW_MS) if self.lines else (0, 0)
-
-    def newest_by_cluster(self) -> Mapping[str, int]:
-        return {line.key["cluster"]: NOW_MS for line in self.lines if "cluster" in line.key}
-
-    def teams(self) -> frozenset[str]:
-        return frozenset(line.key["team"] for line in self.lines if "team" in line.key)
 
     def checkpoint(self) -> None:
         return None

@@ -119,7 +119,7 @@ def test_a_copy_under_another_name_is_named_and_so_is_the_ledger(old, tmp_path):
         old.clock.advance(2 * HOUR)
         act = NewAct(SPAN[1], "delivery", "mail", "ana", "sent", "{}")
         for acts in ([], [act, act]):
-            old.ledger.record(acts, old.ledger.last_act())
+            old.ledger.record(acts, old.ledger.status().last_act)
             old.clock.advance(HOUR)
             old.publisher.publish()
             named = seen(old)

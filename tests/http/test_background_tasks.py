@@ -271,7 +271,7 @@ def test_a_price_change_that_meets_a_full_disk_is_put_in_force_once_there_is_roo
         full(False)
         after(clock, service, 60_000)
         assert service.book().version != first
-        (_, policy) = service.ledger.policies(0, clock.wall_ms() + 1)
+        (_, policy) = service.ledger.status().policies(0, clock.wall_ms() + 1)
         assert policy.policy.queues[0].deserved == 2
         assert failing(service, "prices file") == 0
         assert ready(service) == (200, {})

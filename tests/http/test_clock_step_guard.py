@@ -72,13 +72,13 @@ def test_nothing_is_dated_while_the_clock_is_set_and_all_is_well_when_it_is_back
     assert "set by" in refused.json()["detail"]
     ready = client.get("/readyz")
     assert (ready.status_code, "set by" in ready.json()["detail"]) == (503, True)
-    assert len(service.ledger.policies(0, 2 * NOW_MS)) == 1
+    assert len(service.ledger.status().policies(0, 2 * NOW_MS)) == 1
     clock.step_wall(-by_ms)
     clock.advance(5 * MS_PER_SECOND)
     service.maintain()
     assert client.get("/readyz").status_code == 200
     assert sent(client, 2).status_code == 200
-    versions = service.ledger.policies(0, 2 * NOW_MS)
+    versions = service.ledger.status().policies(0, 2 * NOW_MS)
     assert [one.effective_ms - NOW_MS for one in versions] == [0, 10 * MS_PER_SECOND]
     assert all(act.at_ms <= clock.wall_ms() for act in present(service.ledger).acts())
     assert present(service.ledger).misdated(clock.wall_ms()) == ()
@@ -184,11 +184,11 @@ def test_a_restart_within_one_boot_notices_the_jump_and_says_it(tmp_path, settin
     again = GuardedClock(machine, tmp_path / "clock.json", "boot-1")
     assert "+365 days" in again.doubt
     with Service(settings, again) as service:
-        assert service.ledger.policies(0, 2 * machine.wall_ms()) == []
+        assert service.ledger.status().policies(0, 2 * machine.wall_ms()) == []
         machine.step_wall(-YEAR_MS)
         machine.advance(2 * MS_PER_SECOND)
         service.maintain()
-        (version,) = service.ledger.policies(0, 2 * machine.wall_ms())
+        (version,) = service.ledger.status().policies(0, 2 * machine.wall_ms())
         assert version.effective_ms == machine.wall_ms()
     assert GuardedClock(machine, tmp_path / "clock.json", "boot-2").doubt == ""
 
@@ -229,7 +229,7 @@ def test_what_was_dated_wrongly_is_named_and_healed(asked, clock):
     assert "are quarantined" in out
     assert client.get("/readyz").status_code == 200
     assert sent(client, 1).status_code == 200
-    versions = service.ledger.policies(0, 2 * NOW_MS)
+    versions = service.ledger.status().policies(0, 2 * NOW_MS)
     assert [one.effective_ms <= clock.wall_ms() + 10 for one in versions] == [True, True]
     assert [one.reason for one in present(service.ledger).quarantined()] == ["future-dated", "future-dated"]
     assert present(service.ledger).imbalance(0, NOW_MS + 2 * YEAR_MS).total_us == 0
@@ -242,10 +242,10 @@ def test_what_was_dated_wrongly_is_named_and_healed(asked, clock):
 def test_nothing_of_the_future_is_left_when_sums_are_made(asked, settings, clock):
     ask, service = asked
     ask("clock", "heal", "--reason", "x")
-    before = service.ledger.newest_end_ms(), service.ledger.extent()
+    before = service.ledger.status().newest_ms, service.ledger.status().extent
     service.ledger.checkpoint()
     with service.ledger.moment() as moment:
-        assert moment.newest_ms == before[0] <= clock.wall_ms() + 5 * MS_PER_MINUTE
+        assert moment.status().newest_ms == before[0] <= clock.wall_ms() + 5 * MS_PER_MINUTE
 
 
 def test_there_is_nothing_to_heal_where_nothing_is_wrong(service, client):

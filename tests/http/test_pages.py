@@ -334,7 +334,7 @@ def test_a_page_asks_no_more_however_large_the_ledger_is(site: Site, statements:
 @pytest.mark.parametrize("site", SIZES[1:], indirect=True, ids=["6 nodes"])
 def test_a_moment_finds_the_holders_of_a_job_once(site: Site, statements: list[str]) -> None:
     _, ledger = site
-    start, end = ledger.extent()
+    start, end = ledger.status().extent
     with ledger.moment(start, end) as moment:
         (key, *_) = {pod.key for pod in moment.pods(end - MS_PER_HOUR, end)}
         where: dict[Dimension, tuple[str, ...]] = {
@@ -372,7 +372,7 @@ def test_what_is_added_up_is_what_the_engine_says(
 ) -> None:
     """Also at an odd second, where rows are split, and for every breakdown."""
     _, ledger = site
-    end = ledger.extent()[1] - 7_001
+    end = ledger.status().extent[1] - 7_001
     for start in (end - 1_800_000, end - MS_PER_DAY - 1):
         alone = present(ledger).usage((start, end), by, where).lines()
         assert present(ledger).usage((start, end), finer, where).grouped(by).lines() == alone
@@ -394,7 +394,7 @@ def test_holders_that_are_looked_up_by_name_are_those_that_the_engine_tells_apar
     site: Site, by: tuple[Dimension, ...]
 ) -> None:
     _, ledger = site
-    start, end = ledger.extent()[0] + 1_234, ledger.extent()[1] - 61_001
+    start, end = ledger.status().extent[0] + 1_234, ledger.status().extent[1] - 61_001
     everybody = present(ledger).usage((start, end), by).lines()
     jobs = sorted({line.key["job"] for line in everybody})
     for chosen in (jobs[:1], jobs[-2:], ["Job/nobody"]):
@@ -407,7 +407,7 @@ def test_holders_that_are_looked_up_by_name_are_those_that_the_engine_tells_apar
 def test_every_cut_that_is_found_at_once_is_the_cut_found_alone(site: Site) -> None:
     """Also for spans that begin and end at odd instants."""
     _, ledger = site
-    start, end = ledger.extent()[0] + 1_234, ledger.extent()[1] - 61_001
+    start, end = ledger.status().extent[0] + 1_234, ledger.status().extent[1] - 61_001
     cuts = tuple(DIMENSIONS.values())
     with ledger.moment(start, end) as moment:
         together = [table.by_line() for table in billed_tables(moment, None, start, end, cuts, "Asia/Kathmandu")]

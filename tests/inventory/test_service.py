@@ -47,13 +47,13 @@ def settings(tmp_path: Path) -> Settings:
 def look(service: Service, clock: VirtualClock) -> tuple[Any, ...]:
     clock.advance(30_000)
     service.maintain()
-    return service.ledger.nodes()
+    return service.ledger.status().nodes
 
 
 def test_what_the_cluster_says_and_what_is_written_make_one_history(settings, api, clock):
     api.put("Node", node("n1", ready=False))
     with Service(settings, clock) as service:
-        assert [(n.pool, n.capacity_type) for n in service.ledger.nodes()] == [("mine", "")]
+        assert [(n.pool, n.capacity_type) for n in service.ledger.status().nodes] == [("mine", "")]
         assert service._cluster is not None
         service._cluster.sync()
         (seen,) = look(service, clock)
@@ -61,7 +61,7 @@ def test_what_the_cluster_says_and_what_is_written_make_one_history(settings, ap
     # Another process: before it has seen the cluster it goes on with what the ledger knows.
     began = seen.down[0].start_ms
     with Service(settings, clock) as service:
-        assert service.ledger.nodes() == (seen,)
+        assert service.ledger.status().nodes == (seen,)
         assert look(service, clock) == (seen,)
         api.put("Node", node("n1", since="2026-10-01T01:00:30Z"))
         assert service._cluster is not None

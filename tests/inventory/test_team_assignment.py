@@ -148,7 +148,7 @@ def test_a_node_that_is_relabelled_is_so_from_then_on(booked):
     assert by(booked, "pool") == {"a": 45, "b": 15}
     assert by(booked, "capacity_type") == {"spot": 60}
     assert by(booked, "hour", pool="a") == {"2026-10-01T00": 45}
-    assert booked.nodes() == (NodeFacts("prod", "n1", pool="b", capacity_type="spot", boot_id="boot"),)
+    assert booked.status().nodes == (NodeFacts("prod", "n1", pool="b", capacity_type="spot", boot_id="boot"),)
 
 
 SHARED = NamespaceFacts("prod", "vision", "platform", "team", ("nlp", "speech"))

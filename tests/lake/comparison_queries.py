@@ -77,8 +77,8 @@ QUESTIONS: dict[str, Reading] = {
     "waiting pods": lambda one: one.pods(*SPAN, waiting=True),
     "pods of a job": lambda one: one.pods(*SPAN, of=(JOB,)),
     "jobs of a namespace": lambda one: one.jobs_in("prod", "ns-1"),
-    "GPUs of nodes": lambda one: one.gpus_at(*SPAN),
-    "policies": lambda one: one.policies(*SPAN),
+    "GPUs of nodes": lambda one: one.status().gpus_at(*SPAN),
+    "policies": lambda one: one.status().policies(*SPAN),
     "every measure of the lake": lambda one: figures_of(
         one.usage(SPAN, ("pod", "gpu"), measures=(*START_UP, *MEASURES))
     ),
@@ -89,18 +89,18 @@ def ledger_questions(ledger: Any) -> dict[str, object]:
     """Return a ledger's answers that are not tied to a snapshot."""
     return {
         "acts": present(ledger).acts(),
-        "last act": ledger.last_act(),
+        "last act": ledger.status().last_act,
         "trail": present(ledger).acts(after=0, limit=10),
-        "nodes": ledger.nodes(),
+        "nodes": ledger.status().nodes,
         "decisions": present(ledger).decisions(*SPAN),
         "decisions of a kind": present(ledger).decisions(*SPAN, kind="weight", cluster="prod"),
         "decisions about a gang": present(ledger).decisions(*SPAN, gang=("ns-0/j",)),
         "newest decisions": present(ledger).decisions(*SPAN, 2),
-        "extent": ledger.extent(),
-        "clusters": ledger.clusters(),
-        "newest by cluster": ledger.newest_by_cluster(),
-        "teams": ledger.teams(),
-        "GPU-hours": ledger.gpu_hours(*SPAN),
+        "extent": ledger.status().extent,
+        "clusters": ledger.status().clusters,
+        "newest by cluster": ledger.status().newest_by_cluster,
+        "teams": ledger.status().teams,
+        "GPU-hours": ledger.status().gpu_hours(*SPAN),
         "window": _window(ledger),
     }
 

@@ -309,7 +309,7 @@ def test_after_a_clock_was_ahead_the_versions_of_a_table_stay_in_order(known):
 
 def test_a_ledger_that_lost_acts_publishes_nothing_until_a_person_says_that_it_is_right(known, tmp_path):
     backup = copied(known, tmp_path / "ledger.duckdb")
-    seen = known.ledger.last_act()
+    seen = known.ledger.status().last_act
     known.ledger.record([NewAct(SPAN[1], "delivery", "mail", "ana", "sent", "{}")], seen)
     known.clock.advance(HOUR)
     known.publisher.publish()

@@ -122,7 +122,7 @@ def test_registers_that_a_failed_run_left_are_written_by_the_next(unpublished, t
         publisher.publish()
     broken.refused = ""
     assert publisher.publish().registers
-    assert len(rows(unpublished, tables.ACTS)) == unpublished.ledger.last_act() > 0
+    assert len(rows(unpublished, tables.ACTS)) == unpublished.ledger.status().last_act > 0
     assert another_process(unpublished).publish().registers == ("ledgers",)
 
 
@@ -197,8 +197,8 @@ def test_the_lake_tells_of_a_day_that_was_written_again_without_newer_records(ru
         running.ledger.append([HAND.batch(late, node="n9", epoch="late")], running.clock.wall_ms())
         assert len(running.publisher.publish().days) == 1
         after = running.asked(engine)
-        assert after.status.newest_ms == before.status.newest_ms
-        assert after.mark(*SPAN) != before.mark(*SPAN)
+        assert after.row.newest_ms == before.row.newest_ms
+        assert after.status().mark(*SPAN) != before.status().mark(*SPAN)
 
 
 def test_new_prices_write_the_days_and_the_statement_of_an_open_month_again(known):

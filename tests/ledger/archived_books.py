@@ -56,8 +56,8 @@ def everything(ledger: DuckLedger) -> object:
         ledger.window(spec, end - 12_345, "busy", 0.98),
         present(ledger).quarantined(),
         present(ledger).holes(),
-        ledger.policies(START_MS, end),
-        ledger.nodes(),
+        ledger.status().policies(START_MS, end),
+        ledger.status().nodes,
         present(ledger).acts(),
         present(ledger).imbalance(START_MS, end).total_us,
     )

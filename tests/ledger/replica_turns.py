@@ -67,7 +67,7 @@ def leaders_take_turns(replicas: tuple[Settings, Settings], clock: VirtualClock)
         ledger = opened(mine, clock)
         assert [act.subject for act in present(ledger).acts()] == months[:turn]
         deliver(ledger, 4 + turn, clock)
-        ledger.record([act(month, clock)], ledger.last_act())  # in the archive when it is answered
+        ledger.record([act(month, clock)], ledger.status().last_act)  # in the archive when it is answered
         if turn == 1:
             backups.make(ledger, open_store(mine.backups_to, mine.object_storage, mine.data), clock.wall_ms())
         sender = deliver(ledger, 5 + turn, clock)  # not archived: the next leader gets it from the agent

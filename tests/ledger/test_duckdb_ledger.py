@@ -51,19 +51,19 @@ def decided(cluster: str, at_ms: int = 1) -> Decision:
 
 
 def test_time_that_is_over_keeps_its_mark_while_records_come_in(send, ledger, hand, now_ms):
-    marks = ledger.mark(*YESTERDAY), ledger.mark(*TODAY)
+    marks = ledger.status().mark(*YESTERDAY), ledger.status().mark(*TODAY)
     told = present(ledger).usage(YESTERDAY, ("gpu",)).lines()
     send(hand.row(4, DAY + 15, DAY + 30), hand.fact(5, "p2", created_ms=TODAY[0]), now_ms=now_ms)
     ledger.checkpoint()
     ledger.record_decisions([decided("prod", at_ms=now_ms)], now_ms)
     assert present(ledger).usage(YESTERDAY, ("gpu",)).lines() == told
-    assert ledger.mark(*YESTERDAY) == marks[0]
-    assert ledger.mark(*TODAY) != marks[1]
+    assert ledger.status().mark(*YESTERDAY) == marks[0]
+    assert ledger.status().mark(*TODAY) != marks[1]
 
 
 @pytest.mark.parametrize("what", ["late row", "late fact", "namespace", "policy", "retired", "unlisted", "reread"])
 def test_whatever_may_change_an_answer_changes_the_mark(send, ledger, hand, now_ms, what):
-    span, before = YESTERDAY, ledger.mark(*YESTERDAY)
+    span, before = YESTERDAY, ledger.status().mark(*YESTERDAY)
     if what == "late row":
         send(hand.row(4, 30, 45), now_ms=now_ms)
     elif what == "late fact":
@@ -76,13 +76,13 @@ def test_whatever_may_change_an_answer_changes_the_mark(send, ledger, hand, now_
         assert ledger.retire(Retirement(gpus=("gpu-1",)), START_MS, now_ms, "ada", "sold")
     elif what == "unlisted":
         send(hand.row(4, 60, 61, "gpu-2"), now_ms=now_ms)
-        span, before, told = TODAY, ledger.mark(*TODAY), present(ledger).usage(TODAY, ("gpu",)).lines()
+        span, before, told = TODAY, ledger.status().mark(*TODAY), present(ledger).usage(TODAY, ("gpu",)).lines()
         # No record of that day: the node lists the other GPU, and not this one any more.
         send(hand.row(5, 3 * DAY, 3 * DAY + 1), now_ms=now_ms + 2 * MS_PER_DAY)
         assert present(ledger).usage(TODAY, ("gpu",)).lines() != told
     else:
         ledger._reread()
-    assert ledger.mark(*span) != before
+    assert ledger.status().mark(*span) != before
 
 
 def test_two_controllers_may_decide_alike_in_one_millisecond(ledger):

@@ -58,7 +58,7 @@ def figures(ledger: DuckLedger) -> object:
     return (
         present(ledger).usage(SPAN, ("cluster", "node", "gpu", "namespace", "queue", "job")).lines(),
         present(ledger).usage((SPAN[0] + 1, SPAN[1] - 1), ("namespace",)).lines(),
-        ledger.gpu_hours(*SPAN),
+        ledger.status().gpu_hours(*SPAN),
         coverage(present(ledger).usage(SPAN, ())),
         present(ledger).imbalance(*SPAN).total_us,
         present(ledger).quarantined(),

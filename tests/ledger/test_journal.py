@@ -23,11 +23,11 @@ def journal(request):
 
 
 def test_acts_are_numbered_in_order(journal):
-    assert (journal.last_act(), present(journal).acts()) == (0, [])
+    assert (journal.status().last_act, present(journal).acts()) == (0, [])
     first = journal.record([CLOSED, PRICES], 0)
     assert [act.number for act in first] == [1, 2]
     assert journal.record([CLOSED], 2)[0].number == 3
-    assert journal.last_act() == 3
+    assert journal.status().last_act == 3
     assert [act.number for act in present(journal).acts("closed")] == [1, 3]
     assert [act.number for act in present(journal).acts("closed", "prices", subject="2026-10")] == [1, 3]
     assert present(journal).acts("reopened") == []
@@ -39,7 +39,7 @@ def test_nobody_acts_on_books_that_moved(journal):
     journal.record([CLOSED], 0)
     with pytest.raises(BooksMoved, match=r"act 1 was recorded meanwhile \(the last act seen was 0\)"):
         journal.record([PRICES, CLOSED], 0)
-    assert journal.last_act() == 1
+    assert journal.status().last_act == 1
 
 
 def test_acts_outlive_the_process(path, clock, ledger):

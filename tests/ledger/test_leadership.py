@@ -63,9 +63,9 @@ def test_a_replica_whose_term_is_over_commits_nothing(tmp_path, clock, after):
     with pytest.raises(LedgerUnavailable, match="no longer holds the Lease"):
         deliver(ledger, 3, clock)
     with pytest.raises(LedgerUnavailable, match="no longer holds the Lease"):
-        ledger.record([act("2026-10", clock)], ledger.last_act())
-    assert ledger.last_act() == 0
-    assert ledger.extent() == (START_MS, START_MS + 2 * 900_000)
+        ledger.record([act("2026-10", clock)], ledger.status().last_act)
+    assert ledger.status().last_act == 0
+    assert ledger.status().extent == (START_MS, START_MS + 2 * 900_000)
     ledger.close()
 
 
@@ -131,7 +131,7 @@ def test_what_is_set_aside_is_one_ledger_however_often_it_is_killed(replicas, cl
     for turn, replica in enumerate((one, other, one)):
         take_over(replica, clock)
         ledger = opened(replica, clock)
-        ledger.record([act(f"2026-0{turn + 1}", clock)], ledger.last_act())
+        ledger.record([act(f"2026-0{turn + 1}", clock)], ledger.status().last_act)
         ledger.close()
     aside = other.data / "set-aside"
     aside.mkdir()
@@ -154,11 +154,11 @@ def test_damaged_backups_do_not_stop_the_replica_that_takes_over(replicas, clock
     ledger = opened(one, clock)
     kept = []
     for month in ("2026-01", "2026-02", "2026-03")[:made]:
-        ledger.record([act(month, clock)], ledger.last_act())
+        ledger.record([act(month, clock)], ledger.status().last_act)
         kept.append(backups.make(ledger, in_folder(Path(one.backups_to)), clock.wall_ms()))
         clock.advance(1_000)
     sender = deliver(ledger, 4, clock)
-    ledger.record([act("2026-04", clock)], ledger.last_act())
+    ledger.record([act("2026-04", clock)], ledger.status().last_act)
     ledger.close()
     (Path(one.backups_to) / f"{kept[-1].name}.{damaged}").write_bytes(b"cut")
     restored = take_over(other, clock)
@@ -179,11 +179,11 @@ def test_an_act_that_the_archive_does_not_have_is_said(replicas, clock, tmp_path
     (tmp_path / "archive").write_text("not a folder")
     with pytest.raises(LedgerUnavailable, match="recorded in the ledger but not yet in the archive"):
         ledger.record([act("2026-10", clock)], 0)
-    assert ledger.last_act() == 1
+    assert ledger.status().last_act == 1
     deliver(ledger, 1, clock)
     with pytest.raises(LedgerUnavailable, match="recorded in the ledger but not yet in the archive"):
         ledger.redate(START_MS - 7 * 86_400_000, "ana", "the clock was a week ahead")
-    assert ledger.last_act() == 2
+    assert ledger.status().last_act == 2
     ledger.close()
 
 

@@ -287,7 +287,7 @@ def test_a_part_holds_of_registers_only_what_is_new_since_the_part_before(make, 
     for part in range(1, 7):
         ledger.record_decisions([decision(number) for number in range(part * 500, part * 500 + 500)], NOW_MS)
         ledger.report_epochs([EpochReport(JOB, part, START_MS + part, "ann")], NOW_MS)
-        ledger.record([NewAct(NOW_MS, "delivery", f"letter {part}", "accountant", "")], ledger.last_act())
+        ledger.record([NewAct(NOW_MS, "delivery", f"letter {part}", "accountant", "")], ledger.status().last_act)
         assert ledger.archive(NOW_MS) is not None
         sizes.append(sum(file.stat().st_size for file in (archive / f"part-{part:08d}").iterdir()))
         assert [len(register(archive, part, name)) for name in ("decision", "progress")] == [500, 1]
@@ -408,10 +408,10 @@ def test_what_was_healed_stays_healed_after_a_restore(make, hand, tmp_path, copi
     ledger.append([hand.batch(hand.row(40, 46, 47))], NOW_MS)
     ledger.archive(NOW_MS)
     truth = everything(ledger)
-    misdated, version = present(ledger).misdated(NOW_MS), ledger.policies(0, ahead_ms)
+    misdated, version = present(ledger).misdated(NOW_MS), ledger.status().policies(0, ahead_ms)
     ledger.close()
     rebuilt = make(copy)
     assert present(rebuilt).misdated(NOW_MS) == misdated
-    assert rebuilt.policies(0, ahead_ms) == version
+    assert rebuilt.status().policies(0, ahead_ms) == version
     assert everything(rebuilt) == truth
     assert [row.reason for row in present(rebuilt).quarantined()].count("future-dated") == 3

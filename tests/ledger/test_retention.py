@@ -129,7 +129,7 @@ def test_nobody_waits_while_a_part_that_the_ledger_lacks_is_replayed(opened, sto
         waited = others.is_alive()
     waiting.join()
     assert not waited, "the writer is locked while the archive is read"
-    assert ledger.parts() == 2
+    assert ledger.status().parts == 2
     assert everything(opened(tmp_path / "rebuilt.duckdb", archive=in_folder(store.folder))) == everything(ledger)
 
 

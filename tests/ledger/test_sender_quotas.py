@@ -42,7 +42,7 @@ def test_invented_gpus_count_in_no_capacity_and_no_window(send, ledger, hand, ac
     assert receipt.ack.durable_seq == 50, "the node goes on"
     assert set(reasons(ledger)) == {"over-quota"}
     assert {one.gpu_uuid for one in present(ledger).gpu_owners()} == {"gpu-1", "gpu-2"}
-    assert ledger.gpu_hours(START_MS, START_MS + MS_PER_HOUR) <= 2
+    assert ledger.status().gpu_hours(START_MS, START_MS + MS_PER_HOUR) <= 2
     assert coverage(present(ledger).usage((START_MS, START_MS + MINUTE), ())) == 1
     assert sum(accounts(0, 1).values()) == 2 * MINUTE * 1000
     again = send(*(hand.row(seq, gpu=f"gpu-{seq}") for seq in range(1, 51)))

@@ -89,9 +89,9 @@ def test_usage_is_cut_where_the_policy_changes(send, ledger, hand):
     first = ledger.put_policy(policy(), hand.start_ms + 1 * MINUTE)
     assert ledger.put_policy(policy(), hand.start_ms + 2 * MINUTE) == first
     second = ledger.put_policy(policy(research="lab"), hand.start_ms + round(2.5 * MINUTE))
-    assert ledger.policies(hand.start_ms, hand.now_ms) == [first, second]
-    assert ledger.policies(hand.start_ms, hand.start_ms + MINUTE) == [first]
-    assert ledger.policies(hand.start_ms + 3 * MINUTE, hand.now_ms) == [second]
+    assert ledger.status().policies(hand.start_ms, hand.now_ms) == [first, second]
+    assert ledger.status().policies(hand.start_ms, hand.start_ms + MINUTE) == [first]
+    assert ledger.status().policies(hand.start_ms + 3 * MINUTE, hand.now_ms) == [second]
     lines = present(ledger).usage((hand.start_ms, hand.start_ms + 4 * MINUTE), ("team",)).lines()
     assert {line.key["team"]: line.accounts_gpu_us.allocated for line in lines} == {
         "lab": 90_000_000,
@@ -204,7 +204,7 @@ def test_without_node_objects_the_boots_that_agents_report_say_that_a_node_retur
     send(hand.row(7, 30, 45, gpu="B"), hand.row(8, 30, 45, gpu="C"), boot_id="boot-2", now_ms=at[3])
     if listed:
         ledger.observe(Facts(nodes=(NodeFacts("prod", "n1", pool="a100"),)), at[3])
-    assert [(node.name, node.pool) for node in ledger.nodes()] == [("n1", "a100")] * listed
+    assert [(node.name, node.pool) for node in ledger.status().nodes] == [("n1", "a100")] * listed
     ledger.close()
     with closing(open_ledger(path, clock)) as again:
         lines = present(again).usage((hand.start_ms, at[3]), ("gpu",)).lines()

@@ -354,8 +354,8 @@ def test_a_cluster_is_as_if_it_were_alone_and_all_of_them_add_up(
         for cluster in CLUSTERS:
             window = shared.window(other, at_ms, "allocated", 0.98, shard=shard, cluster=cluster)
             assert plain(window) == alone[cluster].window(other, at_ms, "allocated", 0.98, shard=shard)
-            mark = shared.watermark(at_ms, 0.98, shard, cluster)
-            assert mark == window.watermark_ms == alone[cluster].watermark(at_ms, 0.98, shard)
+            mark = shared.status().watermark(at_ms, 0.98, shard, cluster)
+            assert mark == window.watermark_ms == alone[cluster].status().watermark(at_ms, 0.98, shard)
 
 
 @pytest.mark.thorough

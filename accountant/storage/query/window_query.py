@@ -122,6 +122,17 @@ class _Query:
         return int(by_slice.sum()) if self.ages is None else round(fsum((by_slice * self.ages).tolist()))
 
 
+def watermark(
+    fleet: GpuLifetimes, end_ms: int, min_coverage: float, shard: str | None = None, cluster: str | None = None
+) -> int | None:
+    """Return the watermark of every window that ends at `end_ms`."""
+    if shard is None:
+        census = fleet.census_of(fleet.one_of_several(cluster))
+    else:
+        census = GpuCensus.of(gpus_of_shard(fleet, shard, end_ms, cluster), fleet.life, fleet.newest_end_ms)
+    return census.watermark(end_ms, min_coverage)
+
+
 class Windows:
     """Computes windows from cached sums. Thread-safe. `month_zone` is the time zone of calendar windows."""
 
@@ -132,21 +143,6 @@ class Windows:
     def bounds(self, spec: WindowSpec, at_ms: int) -> Span:
         """Return the window's [start_ms, end_ms)."""
         return bounds(spec, at_ms, self._zone)
-
-    def watermark(
-        self,
-        fleet: GpuLifetimes,
-        end_ms: int,
-        min_coverage: float,
-        shard: str | None = None,
-        cluster: str | None = None,
-    ) -> int | None:
-        """Return the watermark of every window that ends at `end_ms`."""
-        if shard is None:
-            census = fleet.census_of(fleet.one_of_several(cluster))
-        else:
-            census = GpuCensus.of(gpus_of_shard(fleet, shard, end_ms, cluster), fleet.life, fleet.newest_end_ms)
-        return census.watermark(end_ms, min_coverage)
 
     def window(
         self,
@@ -197,7 +193,7 @@ class Windows:
             usage=usage,
             unassigned=unassigned,
             capacity=total.capacity(),
-            watermark_ms=self.watermark(fleet, end, min_coverage, weighting.shard, weighting.cluster),
+            watermark_ms=watermark(fleet, end, min_coverage, weighting.shard, weighting.cluster),
             coverage=max(0, total.metered) / total.working if total.working > 0 else 1.0,
             policy_version=current.version.version if current.version is not None else None,
             gpu_weights=spec.gpu_weights if weighting.gpu_weights else {},
