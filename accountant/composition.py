@@ -56,9 +56,9 @@ from accountant.runtime.background_tasks import Maintenance, PeriodicTasks, Rout
 from accountant.runtime.clock_step_guard import GuardedClock
 from accountant.runtime.ingest import Ingest
 from accountant.runtime.job_and_task_metrics import (
+    AccountantMetrics,
     FunctionCollector,
     JobCollector,
-    Metrics,
     delivery_metrics,
     inventory_metrics,
     label_metrics,
@@ -325,7 +325,7 @@ class Service:
         """The price book in force; None if there is none."""
         return self.books.prices.current
 
-    def _compatible(self, metrics: Metrics) -> tuple[Listener, ...]:
+    def _compatible(self, metrics: AccountantMetrics) -> tuple[Listener, ...]:
         listeners: list[Listener] = []
         settings = self.settings
         if (kai := settings.kai_usage) is not None:
@@ -538,8 +538,8 @@ class Service:
     def _stays(self, faults: str) -> None:
         self._log.error("file_refused_running_version_stays", faults=faults.splitlines())
 
-    def _metrics(self) -> Metrics:
-        metrics = Metrics()
+    def _metrics(self) -> AccountantMetrics:
+        metrics = AccountantMetrics()
         if self.deliveries is not None:
             metrics.watch(FunctionCollector(partial(delivery_metrics, self.deliveries)))
         metrics.watch(LedgerCollector(self.ledger, self.book, self.settings, self._clock))

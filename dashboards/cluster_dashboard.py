@@ -7,13 +7,13 @@ minutes that rows take to arrive. Figures of waiting workloads come from the con
 from __future__ import annotations
 
 from dashboards import grafana_schema, panels_and_variables, promql
-from dashboards.grafana_schema import BarGauge, Stat, Table, TimeSeries
+from dashboards.grafana_schema import BarGauge, Stat, TablePanel, TimeSeries
 from dashboards.panels_and_variables import (
     GPU_HOURS,
     GPUS,
     Levels,
+    PanelSection,
     Query,
-    Section,
     bars,
     dashboard,
     fixed_colour,
@@ -80,7 +80,7 @@ def by_model_and_pool() -> list[TimeSeries | BarGauge]:
     ]
 
 
-def namespaces() -> list[Table | BarGauge]:
+def namespaces() -> list[TablePanel | BarGauge]:
     """Return panels with the GPUs that namespaces hold and use, now and at peak hours."""
     held = promql.total(HELD, "namespace")
     busy = promql.total(promql.of_device(promql.metered(promql.rate("pod_gpu_busy_seconds_total"))), "namespace")
@@ -173,14 +173,14 @@ def render() -> str:
             panels_and_variables.hour("peak_to", "Peak to (UTC)", PEAK_TO),
         ],
         sections=[
-            Section("Now", 4, _now()),
-            Section("", 4, _money_and_demand()),
-            Section("Where the GPUs go", 10, _where()),
-            Section("By model and pool", 9, by_model_and_pool()),
-            Section("Namespaces", 10, namespaces(), (14, 10)),
-            Section("This month", 10, _month()),
-            Section("Idle and waiting", 9, _idle_and_waiting()),
-            Section("Power and energy", 9, power()),
+            PanelSection("Now", 4, _now()),
+            PanelSection("", 4, _money_and_demand()),
+            PanelSection("Where the GPUs go", 10, _where()),
+            PanelSection("By model and pool", 9, by_model_and_pool()),
+            PanelSection("Namespaces", 10, namespaces(), (14, 10)),
+            PanelSection("This month", 10, _month()),
+            PanelSection("Idle and waiting", 9, _idle_and_waiting()),
+            PanelSection("Power and energy", 9, power()),
         ],
     )
 
@@ -324,7 +324,7 @@ def _where() -> list[TimeSeries]:
     ]
 
 
-def _month() -> list[BarGauge | Table]:
+def _month() -> list[BarGauge | TablePanel]:
     spent = promql.total(promql.series("month_team_cost"), "team", "currency")
     return [
         bars(

@@ -6,15 +6,15 @@ of it is metered), the panels of shares and entitlements are empty, because old 
 from __future__ import annotations
 
 from dashboards import grafana_schema, panels_and_variables, promql
-from dashboards.grafana_schema import BarGauge, Stat, Table, TimeSeries
+from dashboards.grafana_schema import BarGauge, Stat, TablePanel, TimeSeries
 from dashboards.panels_and_variables import (
     DASHED,
     GPU_HOURS,
     GPUS,
     SHARE,
     Levels,
+    PanelSection,
     Query,
-    Section,
     Step,
     bars,
     dashboard,
@@ -41,12 +41,12 @@ def render() -> str:
             panels_and_variables.queue_of_target(),
         ],
         sections=[
-            Section("Now", 4, _now()),
-            Section("Entitled and actual share, over the policy's window", 10, _shares(), (13, 11)),
-            Section("Weights", 9, _weights()),
-            Section("Demand", 9, _demand()),
-            Section("Preemptions", 9, _preemptions()),
-            Section("Oscillation and staleness", 9, _calm()),
+            PanelSection("Now", 4, _now()),
+            PanelSection("Entitled and actual share, over the policy's window", 10, _shares(), (13, 11)),
+            PanelSection("Weights", 9, _weights()),
+            PanelSection("Demand", 9, _demand()),
+            PanelSection("Preemptions", 9, _preemptions()),
+            PanelSection("Oscillation and staleness", 9, _calm()),
         ],
     )
 
@@ -128,7 +128,7 @@ def _now() -> list[Stat]:
     ]
 
 
-def _shares() -> list[Table | TimeSeries]:
+def _shares() -> list[TablePanel | TimeSeries]:
     entitled, actual = _of("queue_configured_share_ratio"), _of("queue_usage_ratio")
     figures = {
         "Entitled share": entitled,

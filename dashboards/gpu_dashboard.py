@@ -6,13 +6,13 @@ by pod the ten largest."""
 from __future__ import annotations
 
 from dashboards import grafana_schema, panels_and_variables, promql
-from dashboards.grafana_schema import Stat, Table, TimeSeries
+from dashboards.grafana_schema import Stat, TablePanel, TimeSeries
 from dashboards.panels_and_variables import (
     GPUS,
     SHARE,
     Levels,
+    PanelSection,
     Query,
-    Section,
     Step,
     dashboard,
     fixed_colour,
@@ -30,7 +30,7 @@ def _pod_rate(what: str) -> str:
     return promql.of_device(promql.metered(promql.rate(f"pod_gpu_{what}_seconds_total", **POD)))
 
 
-def holders() -> Table:
+def holders() -> TablePanel:
     """Return a table with one row per holder."""
     figures = {
         "Share": promql.total(promql.of_device(promql.series("pod_gpu_share_ratio", **POD)), *BY),
@@ -76,7 +76,7 @@ def busy() -> list[TimeSeries]:
     ]
 
 
-def sharing() -> list[TimeSeries | Table]:
+def sharing() -> list[TimeSeries | TablePanel]:
     """Return panels with the kinds of sharing and the MIG instances."""
     mig = promql.of_device(
         promql.max_by(promql.series("gpu_mig_info", gpu_uuid="=~$gpu"), "cluster", "gpu_uuid", "mig_uuid", "profile")
@@ -154,14 +154,14 @@ def render() -> str:
             panels_and_variables.pod(),
         ],
         sections=[
-            Section("Chosen GPUs", 4, _now()),
-            Section("Device", 9, _device()),
-            Section("", 9, _power()),
-            Section("Holders", 10, [holders()]),
-            Section("", 9, busy()),
-            Section("Sharing and MIG", 9, sharing(), (14, 10)),
-            Section("Chosen pods", 9, pods()),
-            Section("Faults", 9, _faults()),
+            PanelSection("Chosen GPUs", 4, _now()),
+            PanelSection("Device", 9, _device()),
+            PanelSection("", 9, _power()),
+            PanelSection("Holders", 10, [holders()]),
+            PanelSection("", 9, busy()),
+            PanelSection("Sharing and MIG", 9, sharing(), (14, 10)),
+            PanelSection("Chosen pods", 9, pods()),
+            PanelSection("Faults", 9, _faults()),
         ],
     )
 
@@ -292,7 +292,7 @@ def _power() -> list[TimeSeries]:
     ]
 
 
-def _faults() -> list[Table | TimeSeries]:
+def _faults() -> list[TablePanel | TimeSeries]:
     ecc = promql.rate("gpu_ecc_errors_total", gpu_uuid="=~$gpu")
     xids = promql.max_by(promql.age(f"({_of('gpu_xid_last_timestamp_seconds')})"), "gpu_uuid", "node", "xid")
     return [

@@ -145,7 +145,7 @@ class Link(core.DashboardLink):
         }
 
 
-class Row(core.RowPanel):
+class RowPanel(core.RowPanel):
     def to_json_data(self) -> Json:
         return {
             "id": self.id,
@@ -242,7 +242,7 @@ class TimeSeries(core.TimeSeries):
         )
 
 
-class Table(core.Table):
+class TablePanel(core.Table):
     def to_json_data(self) -> Json:
         return _panel(
             self,

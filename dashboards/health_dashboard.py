@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dashboards import grafana_schema, panels_and_variables, promql
-from dashboards.grafana_schema import BarGauge, Stat, Table, TimeSeries
+from dashboards.grafana_schema import BarGauge, Stat, TablePanel, TimeSeries
 from dashboards.panels_and_variables import (
     GPUS,
     Levels,
+    PanelSection,
     Query,
-    Section,
     bars,
     dashboard,
     fixed_colour,
@@ -28,14 +28,14 @@ def render() -> str:
         description="Coverage, spool lag, ingest, the balance of the ledger, and the controller.",
         variables=panels_and_variables.scope(),
         sections=[
-            Section("Now", 4, _now()),
-            Section("Coverage and balance", 9, _books()),
-            Section("Agents and their spools", 9, _agents()),
-            Section("", 9, _refused()),
-            Section("Ingest", 9, _ingest()),
-            Section("Disk and controller", 9, _controller()),
-            Section("Lake and fleet", 9, _lake()),
-            Section("Cluster and versions", 9, _around()),
+            PanelSection("Now", 4, _now()),
+            PanelSection("Coverage and balance", 9, _books()),
+            PanelSection("Agents and their spools", 9, _agents()),
+            PanelSection("", 9, _refused()),
+            PanelSection("Ingest", 9, _ingest()),
+            PanelSection("Disk and controller", 9, _controller()),
+            PanelSection("Lake and fleet", 9, _lake()),
+            PanelSection("Cluster and versions", 9, _around()),
         ],
     )
 
@@ -285,7 +285,7 @@ def _lake() -> list[TimeSeries]:
     ]
 
 
-def _around() -> list[TimeSeries | Table]:
+def _around() -> list[TimeSeries | TablePanel]:
     running = " or ".join(promql.series(f"{program}_build_info") for program in ("agent", "accountant", "fairshare"))
     return [
         timeseries(

@@ -87,7 +87,7 @@ _UNMARKED = Levels(grafana_schema.GOOD)
 
 
 @dataclass(frozen=True)
-class Section:
+class PanelSection:
     """Panels side by side under a heading.
 
     title: the heading; "" for none.
@@ -183,7 +183,7 @@ def table(
     unit: str,
     descending: str,
     decimals: int | None = None,
-) -> grafana_schema.Table:
+) -> grafana_schema.TablePanel:
     """Return a table with one row per value of the labels `by`.
 
     figures: the PromQL of each column of figures, by heading.
@@ -197,7 +197,7 @@ def table(
         others = {name: properties for name, properties in columns.items() if name not in figures}
         columns = {name: {"decimals": decimals, **columns.get(name, {})} for name in figures} | others
     headings = {f"Value #{t.refId}": name for t, name in zip(targets, figures, strict=True)}
-    return grafana_schema.Table(
+    return grafana_schema.TablePanel(
         title=title,
         description=description,
         targets=targets,
@@ -246,7 +246,7 @@ def dashboard(
     title: str,
     description: str,
     variables: Sequence[grafana_schema.Variable],
-    sections: Sequence[Section],
+    sections: Sequence[PanelSection],
 ) -> str:
     """Return a dashboard as JSON text. Equal arguments give equal bytes.
 
@@ -256,7 +256,7 @@ def dashboard(
     for section in sections:
         widths = _widths(section)
         if section.title:
-            placed.append(grafana_schema.Row(title=section.title, gridPos={"h": 1, "w": COLUMNS, "x": 0, "y": y}))
+            placed.append(grafana_schema.RowPanel(title=section.title, gridPos={"h": 1, "w": COLUMNS, "x": 0, "y": y}))
             y += 1
         for i, (member, width) in enumerate(zip(section.panels, widths, strict=True)):
             member.gridPos = {"h": section.height, "w": width, "x": sum(widths[:i]), "y": y}
@@ -275,7 +275,7 @@ def dashboard(
     return json.dumps(_without_nulls(plain), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def _widths(section: Section) -> Sequence[int]:
+def _widths(section: PanelSection) -> Sequence[int]:
     count = len(section.panels)
     if not section.widths:
         if not count or COLUMNS % count:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from dashboards import panels_and_variables, promql
 from dashboards.cluster_dashboard import GPU_UID, IDLE_ANYWHERE
-from dashboards.grafana_schema import BarGauge, Stat, Table, TimeSeries
+from dashboards.grafana_schema import BarGauge, Stat, TablePanel, TimeSeries
 from dashboards.panels_and_variables import (
     DASHED,
     GPU_HOURS,
     GPUS,
     SHARE,
     Levels,
+    PanelSection,
     Query,
-    Section,
     bars,
     dashboard,
     link_to,
@@ -45,11 +45,11 @@ def render() -> str:
         description="A team's usage and cost this month against its budgets, its idle GPUs, and its waiting workloads.",
         variables=[*panels_and_variables.scope(), panels_and_variables.team(), panels_and_variables.queue_of_team()],
         sections=[
-            Section("This month", 4, _month()),
-            Section("Cost and budget", 9, _cost()),
-            Section("Held and idle now", 9, _now()),
-            Section("Jobs", 11, _jobs(), (12, 6, 6)),
-            Section("Waiting", 9, _waiting()),
+            PanelSection("This month", 4, _month()),
+            PanelSection("Cost and budget", 9, _cost()),
+            PanelSection("Held and idle now", 9, _now()),
+            PanelSection("Jobs", 11, _jobs(), (12, 6, 6)),
+            PanelSection("Waiting", 9, _waiting()),
         ],
     )
 
@@ -126,7 +126,7 @@ def _with_unit(metric: str) -> str:
     return promql.max_by(f"{known} * on (budget, team, queue) group_left (unit) {units}", "budget", "unit")
 
 
-def _cost() -> list[TimeSeries | Table]:
+def _cost() -> list[TimeSeries | TablePanel]:
     budgets = {
         "Limit": promql.max_by(promql.series("budget_limit", team=TEAM), "budget", "unit"),
         "Used": _with_unit("budget_spent_ratio"),
@@ -187,7 +187,7 @@ def _now() -> list[TimeSeries | BarGauge]:
     ]
 
 
-def _jobs() -> list[Table | BarGauge]:
+def _jobs() -> list[TablePanel | BarGauge]:
     def hours(what: str) -> str:
         grown = promql.total(promql.increase(f"pod_gpu_{what}_seconds_total"), "cluster", "namespace", "pod")
         named = f"{grown} * on (cluster, namespace, pod) group_left (workload) {WORKLOADS}"

@@ -155,7 +155,7 @@ def _unknown_page() -> Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer(Generic[T]):
+class CachedAnswer(Generic[T]):
     """A cached or new answer. as_of_ms: when a cached answer was computed; None: the answer is current."""
 
     value: T
@@ -263,7 +263,9 @@ class AnswerCache:
         finally:
             self._ahead_of_readers = None
 
-    def ask(self, key: Hashable, compute: Callable[[], T], mark: Callable[[], Hashable] | None = None) -> Answer[T]:
+    def ask(
+        self, key: Hashable, compute: Callable[[], T], mark: Callable[[], Hashable] | None = None
+    ) -> CachedAnswer[T]:
         """Returns the answer of a key.
 
         compute: computes it from the ledger.
@@ -277,7 +279,7 @@ class AnswerCache:
         with self._lock:
             cached = self._cached(key)
             if cached is not None and (self._settled or cached.is_current(current)):
-                return Answer(cached.value, None)
+                return CachedAnswer(cached.value, None)
             if cached is not None and now - cached.since_ms <= STALEST_MS:
                 due = cached.is_due(now) and key not in self._computing and not self._closed
                 if due and reader:
@@ -285,14 +287,14 @@ class AnswerCache:
                     self._due.put((key, compute, mark))
                     self._start_worker()
                 if reader or not due:
-                    return Answer(cached.value, cached.at_ms)
+                    return CachedAnswer(cached.value, cached.at_ms)
             other = self._computing.get(key)
             if other is None:
                 self._computing[key] = Future()
         if other is None:
-            return Answer(self._compute(key, compute, mark), None)
+            return CachedAnswer(self._compute(key, compute, mark), None)
         try:
-            return Answer(other.result(), None)
+            return CachedAnswer(other.result(), None)
         except CalledOff:  # by the caller of that computation, but not by this one
             with stoppable(lambda: None):
                 return self.ask(key, compute, mark)

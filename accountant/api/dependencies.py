@@ -31,7 +31,7 @@ from accountant.reports.figure_formatting import silence_note
 from accountant.reports.report_builder import ReportQuestions
 from accountant.runtime.clock_step_guard import GuardedClock
 from accountant.runtime.ingest import Ingest
-from accountant.runtime.job_and_task_metrics import Metrics
+from accountant.runtime.job_and_task_metrics import AccountantMetrics
 from accountant.storage.backups import KeptBackups
 from accountant.storage.folder_or_object_store import open_store
 from accountant.storage.read_snapshot import Hole, Imbalance
@@ -177,7 +177,7 @@ class Deps:
     ledger: ServedLedger
     ingest: Ingest
     authenticator: Authenticator
-    metrics: Metrics
+    metrics: AccountantMetrics
     books: Bookkeeper
     failed: Callable[[LedgerFailed], None]
     certified: Callable[[str], Principal | None] = lambda _: None

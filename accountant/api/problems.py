@@ -53,45 +53,45 @@ _QUOTA_SECONDS = 600
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ProblemKind:
     """A kind of error with its HTTP status and the title of its answers."""
 
     status: int
     title: str
 
 
-PROBLEMS: Final[Mapping[str, Kind]] = {
-    "malformed-batch": Kind(400, "The batch cannot be decoded"),
-    "malformed-body": Kind(400, "The body cannot be decoded"),
-    "bad-page": Kind(400, "The page does not belong to this query"),
-    "unauthenticated": Kind(401, "The caller is not signed in"),
-    "forbidden": Kind(403, "The caller may not do that"),
-    "wrong-origin": Kind(403, "The caller may not report for that node"),
-    "cross-site": Kind(403, "Requests of another site may not change anything"),
-    "not-found": Kind(404, "There is nothing at this address"),
-    "method-not-allowed": Kind(405, "This address does not accept this method"),
-    "slow-body": Kind(408, "The body did not arrive in time"),
-    "sequence-gap": Kind(409, "Numbers before this batch are missing"),
-    "books-refuse": Kind(409, "The bookkeeping refuses this"),
-    "too-many-epochs": Kind(409, "The job has the maximum number of epochs"),
-    "page-gone": Kind(410, "The answer to which this page belongs is no longer stored"),
-    "too-large": Kind(413, "The body is larger than this service accepts"),
-    "unsupported-encoding": Kind(415, "The body's content encoding is not known"),
-    "unknown-schema": Kind(415, "The batch has an unknown schema version"),
-    "wrong-host": Kind(421, "Without a token this is not answered under this host name"),
-    "invalid-batch": Kind(422, "The batch is well-formed but violates a rule"),
-    "invalid-parameter": Kind(422, "A parameter is missing, unknown or out of range"),
-    "invalid-body": Kind(422, "The body does not follow its schema"),
-    "unsupported-question": Kind(422, "The ledger cannot answer this query"),
-    "too-many-requests": Kind(429, "The client sends more requests than its limit allows"),
-    "client-gone": Kind(499, "The client closed the connection before the answer"),
-    "internal": Kind(500, "A defect of this service"),
-    "ledger-unavailable": Kind(503, "Nothing was stored; the same request may succeed later"),
-    "authority-unavailable": Kind(503, "The service that knows the caller gives no valid answer"),
-    "task-failing": Kind(503, "A background task of this service fails"),
-    "busy": Kind(503, "The service has too much to do at this moment"),
-    "cannot-render": Kind(501, "This file format is not available on this machine"),
-    "no-price-book": Kind(503, "This accountant has no price book"),
+PROBLEMS: Final[Mapping[str, ProblemKind]] = {
+    "malformed-batch": ProblemKind(400, "The batch cannot be decoded"),
+    "malformed-body": ProblemKind(400, "The body cannot be decoded"),
+    "bad-page": ProblemKind(400, "The page does not belong to this query"),
+    "unauthenticated": ProblemKind(401, "The caller is not signed in"),
+    "forbidden": ProblemKind(403, "The caller may not do that"),
+    "wrong-origin": ProblemKind(403, "The caller may not report for that node"),
+    "cross-site": ProblemKind(403, "Requests of another site may not change anything"),
+    "not-found": ProblemKind(404, "There is nothing at this address"),
+    "method-not-allowed": ProblemKind(405, "This address does not accept this method"),
+    "slow-body": ProblemKind(408, "The body did not arrive in time"),
+    "sequence-gap": ProblemKind(409, "Numbers before this batch are missing"),
+    "books-refuse": ProblemKind(409, "The bookkeeping refuses this"),
+    "too-many-epochs": ProblemKind(409, "The job has the maximum number of epochs"),
+    "page-gone": ProblemKind(410, "The answer to which this page belongs is no longer stored"),
+    "too-large": ProblemKind(413, "The body is larger than this service accepts"),
+    "unsupported-encoding": ProblemKind(415, "The body's content encoding is not known"),
+    "unknown-schema": ProblemKind(415, "The batch has an unknown schema version"),
+    "wrong-host": ProblemKind(421, "Without a token this is not answered under this host name"),
+    "invalid-batch": ProblemKind(422, "The batch is well-formed but violates a rule"),
+    "invalid-parameter": ProblemKind(422, "A parameter is missing, unknown or out of range"),
+    "invalid-body": ProblemKind(422, "The body does not follow its schema"),
+    "unsupported-question": ProblemKind(422, "The ledger cannot answer this query"),
+    "too-many-requests": ProblemKind(429, "The client sends more requests than its limit allows"),
+    "client-gone": ProblemKind(499, "The client closed the connection before the answer"),
+    "internal": ProblemKind(500, "A defect of this service"),
+    "ledger-unavailable": ProblemKind(503, "Nothing was stored; the same request may succeed later"),
+    "authority-unavailable": ProblemKind(503, "The service that knows the caller gives no valid answer"),
+    "task-failing": ProblemKind(503, "A background task of this service fails"),
+    "busy": ProblemKind(503, "The service has too much to do at this moment"),
+    "cannot-render": ProblemKind(501, "This file format is not available on this machine"),
+    "no-price-book": ProblemKind(503, "This accountant has no price book"),
 }
 
 
@@ -106,7 +106,7 @@ class Refusal(Exception):
         self.members = members
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ProblemKind:
         return PROBLEMS[self.slug]
 
 

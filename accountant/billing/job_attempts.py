@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from accountant.billing.job_costs import BURN_MS, SETTLE_MS
-from accountant.billing.queue_waits import KnownPod
+from accountant.billing.queue_waits import QueuedPod
 from accountant.core.claim_overlap import Span, union
 from accountant.ledger.protocols import EpochReport, Hold, Holds, JobKey, NodeFacts, WithStatus
 from accountant.wire import decision_text
@@ -66,7 +66,7 @@ class HoldQuestions(WithStatus, Protocol):
 
     def pods(
         self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None, waiting: bool = False
-    ) -> list[KnownPod]: ...
+    ) -> list[QueuedPod]: ...
 
     def epochs(self, *, of: Collection[JobKey] | None = None) -> list[EpochReport]: ...
 

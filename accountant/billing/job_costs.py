@@ -41,7 +41,7 @@ from accountant.billing.charge import (
     unpriced_us,
 )
 from accountant.billing.charge_table import ACCOUNT, KEY, NO_CHARGES, PRICE, TIME, ChargeTable, numbered
-from accountant.billing.queue_waits import JobPods, KnownPod, pods_by_job
+from accountant.billing.queue_waits import JobPods, QueuedPod, pods_by_job
 from accountant.billing.usage_pricing import charge_table, charges, pieces
 from accountant.core.claim_overlap import Span
 from accountant.core.gpu_time_accounts import sum_by_key
@@ -153,14 +153,14 @@ class JobQuestions(EpochQuestions, Protocol):
 
     def pods(
         self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None, waiting: bool = False
-    ) -> list[KnownPod]:
+    ) -> list[QueuedPod]:
         """The pods of a span.
 
         of: only pods of these jobs.
         waiting: only pods without a known placement or end."""
         ...
 
-    def each_pod(self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None) -> Iterator[KnownPod]:
+    def each_pod(self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None) -> Iterator[QueuedPod]:
         """The pods of a span one after the other, in any order, so that they are not in memory together. The ledger
         answers nothing else until the last one has been read.
 
@@ -267,7 +267,7 @@ class _ShownPods:
     created_ms: int | None = None
     ended_ms: int | None = None
 
-    def add(self, pod: KnownPod) -> None:
+    def add(self, pod: QueuedPod) -> None:
         facts, payer = pod.facts, (pod.team, pod.queue)
         self.pods += 1
         self.running += facts.started_ms is not None and facts.ended_ms is None
@@ -403,7 +403,7 @@ class JobList:
             per_hour += Fraction(time.price.price) * time.gpu_us / over_us
         return _rounded(gpus), _rounded(per_hour)
 
-    def _counts(self, pod: KnownPod) -> bool:
+    def _counts(self, pod: QueuedPod) -> bool:
         """Whether a pod is one of a listed job: one that held time that matches the filter, or one that matches it
         itself. Users are known only for holders."""
         key = pod.key

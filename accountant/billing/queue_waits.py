@@ -21,7 +21,7 @@ from agent.wire import PodFacts
 
 
 @dataclass(frozen=True, slots=True)
-class KnownPod:
+class QueuedPod:
     """A pod, with the team and the queue that it had when it was created."""
 
     cluster: str
@@ -53,7 +53,7 @@ class JobPods(NamedTuple):
         return max((wait for wait in (self.queued_ms, waiting) if wait is not None), default=None)
 
 
-def pods_by_job(pods: Iterable[KnownPod]) -> dict[JobKey, JobPods]:
+def pods_by_job(pods: Iterable[QueuedPod]) -> dict[JobKey, JobPods]:
     """Counts pods by job, without keeping them."""
     found: dict[JobKey, JobPods] = {}
     for pod in pods:
@@ -183,7 +183,7 @@ class WaitRow:
     starting: WaitStatistics
 
 
-def waits_within(pods: Iterable[KnownPod], start_ms: int, end_ms: int) -> Iterator[tuple[KnownPod, PodWait]]:
+def waits_within(pods: Iterable[QueuedPod], start_ms: int, end_ms: int) -> Iterator[tuple[QueuedPod, PodWait]]:
     """The pods that waited in the span, each with its wait as it was known at the span's end: of what happened later
     nothing is counted, and a pod that was placed before the span did not wait in it."""
     for pod in pods:
@@ -197,7 +197,7 @@ def waits_within(pods: Iterable[KnownPod], start_ms: int, end_ms: int) -> Iterat
             yield pod, pod_wait(structs.replace(pod.facts, **known), end_ms)
 
 
-def queue_waits(pods: Iterable[KnownPod], start_ms: int, end_ms: int, team: str | None) -> tuple[WaitRow, ...]:
+def queue_waits(pods: Iterable[QueuedPod], start_ms: int, end_ms: int, team: str | None) -> tuple[WaitRow, ...]:
     """One row per queue, the one with the longest 95th percentile first."""
     groups: dict[tuple[str, str], list[PodWait]] = defaultdict(list)
     for pod, wait in waits_within(pods, start_ms, end_ms):

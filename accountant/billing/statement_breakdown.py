@@ -161,7 +161,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BreakdownRow:
     """All items of one thing: a node, a user, a day, …, whoever pays for it.
 
     key: of the first of these items. The amount of `part` is None only if the whole row is unpriced."""
@@ -215,7 +215,7 @@ class Itemised:
         for cut in self.cuts:
             yield from cut.items(range(len(cut.key)), self.keys, self.places)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[BreakdownRow]:
         """The items by thing, most expensive first, then longest time, then by name."""
         return self.dearest(None)[0]
 
@@ -227,7 +227,7 @@ class Itemised:
         things = self._things
         return len({int(things[key]) for key in used if key != _LATE and self.keys[key][name]})
 
-    def dearest(self, most: int | None) -> tuple[list[Row], Row | None, int]:
+    def dearest(self, most: int | None) -> tuple[list[BreakdownRow], BreakdownRow | None, int]:
         """The first `most` of `rows`, the others as one row without a key, and the number of these others."""
         things = self._things
         of_cuts = [things[cut.key] for cut in self.cuts]
@@ -263,7 +263,7 @@ class Itemised:
         np.add.at(sums, row.reshape(-1), np.stack([np.concatenate(amounts), time], axis=1))
         return numbers, np.lexsort((numbers, -sums[:, 1], -sums[:, 0]))
 
-    def _rest(self, shown: Sequence[Row], of_cuts: Sequence[Int64Array], others: Int64Array) -> Row:
+    def _rest(self, shown: Sequence[BreakdownRow], of_cuts: Sequence[Int64Array], others: Int64Array) -> BreakdownRow:
         """The difference between the whole and the displayed rows."""
         known = [cut for cut, thing in zip(self.cuts, of_cuts, strict=True) if np.isin(thing, others).any()]
         left = total([self.whole, *(_negative(row.part) for row in shown)])
@@ -273,7 +273,7 @@ class Itemised:
             (left.amount or Decimal(0)) if any(cut.amounts is not None for cut in known) else None,
         )  # fmt: skip
         unpriced = sum(int(cut.gpu_us.sum()) for cut in self.cuts if cut.line.cost is None)
-        return Row(LATE, part, unpriced - sum(row.unpriced_us for row in shown))
+        return BreakdownRow(LATE, part, unpriced - sum(row.unpriced_us for row in shown))
 
 
 def accounts_named(name: str) -> frozenset[Account]:
@@ -334,9 +334,9 @@ def _cut(line: StatementLine, whole: ItemAmount, key: Int64Array, gpu_us: Int64A
     return _DividedLine(line, key, gpu_us, nano, amounts)
 
 
-def _row(key: tuple[str, ...], items: Sequence[Item]) -> Row:
+def _row(key: tuple[str, ...], items: Sequence[Item]) -> BreakdownRow:
     unpriced = sum(item.part.gpu_us for item in items if item.part.cost is None)
-    return Row(key, total(item.part for item in items), unpriced)
+    return BreakdownRow(key, total(item.part for item in items), unpriced)
 
 
 def _negative(part: ItemAmount) -> ItemAmount:

@@ -57,14 +57,14 @@ def whole_weights(amounts: Mapping[K, Decimal | Fraction]) -> dict[K, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class HolderTime:
     """One holder's part of a GPU during a span."""
 
     idle_us: int
     borrowed_us: int
 
 
-def lend(unallocated_us: int, shares: Sequence[Share]) -> tuple[list[int], list[list[int]]]:
+def lend(unallocated_us: int, shares: Sequence[HolderTime]) -> tuple[list[int], list[list[int]]]:
     """Divides the borrowed time of one GPU among its unallocated time and its holders' idle time.
 
     Returns (free, lent): free[b] is the unallocated time that borrower b gets, lent[b][l] the idle time that b gets

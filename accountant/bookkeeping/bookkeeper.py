@@ -74,7 +74,7 @@ from accountant.bookkeeping.month_closing import (
     statement_hash,
     waiting_elsewhere,
 )
-from accountant.bookkeeping.price_book_versions import BookVersion, ComposedPriceBook, Prices
+from accountant.bookkeeping.price_book_versions import BookVersion, ComposedPriceBook, PriceBooks
 from accountant.core.periods import Month, local_date, zone
 from accountant.ledger.journal import Act, ActKind, Journal, NewAct, record, retry_when_books_moved
 from accountant.ledger.protocols import Ledger, Quarantined, Questions
@@ -97,7 +97,7 @@ class _Books:
     books: returns the state after all acts."""
 
     def __init__(
-        self, ledger: Journalled, prices: Prices, clock: Clock, timezone: str, books: Callable[[], ClosedMonths]
+        self, ledger: Journalled, prices: PriceBooks, clock: Clock, timezone: str, books: Callable[[], ClosedMonths]
     ) -> None:
         self._ledger = ledger
         self._prices = prices
@@ -389,7 +389,7 @@ class Bookkeeper:
         self._zone = zone(timezone)
         self._look_back, self._turn = look_back, 0
         self._grace_ms = grace_days * MS_PER_DAY
-        self.prices = Prices(ledger, lambda book: refuse_other_currency(self.books(), book.currency))
+        self.prices = PriceBooks(ledger, lambda book: refuse_other_currency(self.books(), book.currency))
         self.invoices = Invoices(ledger, self.prices, clock, timezone, self.books)
         self.credits = Credits(ledger, self.prices, clock, timezone, self.books)
         self._books: ClosedMonths | None = None

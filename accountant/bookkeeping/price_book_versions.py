@@ -55,7 +55,7 @@ class BookVersion(ComposedPriceBook):
     reason: str = ""
 
 
-class Prices:
+class PriceBooks:
     """The price books in a journal, which is read once. Thread-safe.
 
     check: raises AccountantError for a book that must not come into force."""

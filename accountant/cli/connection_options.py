@@ -1,8 +1,8 @@
 """Defines the options of commands that call a running accountant, or, with `--db`, open a stopped ledger; prints
 answers and writes files.
 
-A command has one parameter of type `Server`, `Ledger`, `ZonedLedger` or `Priced`. The decorator `with_option_groups`
-(`gputally.base.command_options`) makes each field of that type an option of the command."""
+A command has one parameter of type `Server`, `LedgerOptions`, `ZonedLedger` or `Priced`. The decorator
+`with_option_groups` (`gputally.base.command_options`) makes each field of that type an option of the command."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Server:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ledger(Server):
+class LedgerOptions(Server):
     """Options for a running accountant, or for a stopped ledger.
 
     FOR_FILES: the options that only a stopped ledger needs; a running accountant has settings of its own."""
@@ -186,7 +186,7 @@ class Ledger(Server):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZonedLedger(Ledger):
+class ZonedLedger(LedgerOptions):
     """Options for months and days, which depend on a time zone."""
 
     timezone: Timezone = None

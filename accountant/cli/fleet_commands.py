@@ -50,7 +50,7 @@ LakePlace = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
+class EngineOptions:
     """The options that choose the engine which runs a command's queries."""
 
     engine: Annotated[EngineName, Option("--engine", help="The engine that runs the queries.")] = "duckdb"
@@ -80,7 +80,7 @@ RatesFile = Annotated[Path | None, Option("--rates", help="File with exchange ra
 
 @fleet_app.command()
 @with_option_groups
-def clusters(lake: LakePlace, output: Printed = "table", *, engine: Engine) -> None:
+def clusters(lake: LakePlace, output: Printed = "table", *, engine: EngineOptions) -> None:
     """List the ledgers that publish to the lake, and how recent their data is."""
     from accountant.core.periods import utc
     from gputally.base.number_format import NOTHING
@@ -180,7 +180,7 @@ def usage(
     output: Printed = "table",
     *,
     wanted: Grouping,
-    engine: Engine,
+    engine: EngineOptions,
 ) -> None:
     """Show GPU-hours by account and group, added up over the clusters."""
     from accountant.cli import terminal_tables
@@ -203,7 +203,7 @@ def cost(
     output: Printed = "table",
     *,
     wanted: Grouping,
-    engine: Engine,
+    engine: EngineOptions,
 ) -> None:
     """Show the exact cost by group, with each cluster's own prices."""
     from accountant.cli import terminal_tables
@@ -227,7 +227,7 @@ def windows(
     cluster: Clusters = None,
     output: Printed = "table",
     *,
-    engine: Engine,
+    engine: EngineOptions,
 ) -> None:
     """Show the usage of each queue in a window, added up over the clusters. Without --end the window ends with the last
     full hour that every cluster has published."""
@@ -272,12 +272,12 @@ def report(
     to: Annotated[Path | None, Option(help="Folder into which the report of each cluster is written.")] = None,
     format: Annotated[Format, Option(help="With --to: file format of these reports.")] = "html",
     *,
-    engine: Engine,
+    engine: EngineOptions,
 ) -> None:
     """Show what a month cost in every cluster: a summary, the lines of all statements (CSV), and each cluster's
     report."""
     from accountant.core.periods import Month
-    from accountant.core.settings import Issuer
+    from accountant.core.settings import InvoiceIssuer
     from gputally.base.terminal import Terminal
 
     calendar_month = Month.parse(month)
@@ -303,7 +303,7 @@ def report(
                 continue
             export = exports()[format]
             body = rendering_process.render(
-                format, member.report(calendar_month, team, Issuer() if export.charges else None)
+                format, member.report(calendar_month, team, InvoiceIssuer() if export.charges else None)
             )
             assert to is not None
             file = to / file_name(export.suffix, month, member.name, team)
@@ -334,7 +334,7 @@ def serve(
     tokens: Annotated[Path | None, Option(help="Token file.")] = None,
     callers: Annotated[Path | None, Option(help="Callers file: issuers and grants of people who sign in.")] = None,
     *,
-    engine: Engine,
+    engine: EngineOptions,
 ) -> None:
     """Serve the read-only pages and API of every cluster, and of all together, until SIGTERM or Ctrl-C."""
     from accountant.core.settings import load

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from accountant.history_import.gpu_assignment import NodeHistory
-    from accountant.history_import.import_run import Chunk, Destination, Summary
+    from accountant.history_import.import_run import Chunk, ImportTarget, Summary
 
 
 T = TypeVar("T")
@@ -110,12 +110,12 @@ def _import_command(plugin: HistoryPlugin) -> Callable[..., None]:
         at: ZonedLedger,
         **own: Any,
     ) -> None:
-        from accountant.history_import.import_run import Destination
+        from accountant.history_import.import_run import ImportTarget
 
         if not replace:
             refuse_ignored("without --replace", "reason")
         asked = _Asked(at, replace)
-        summaries: list[tuple[Destination, Summary]] = []
+        summaries: list[tuple[ImportTarget, Summary]] = []
         with contextlib.ExitStack() as stack:
             remote = None
             found = _safely(plugin, lambda: iter(plugin.imports(asked, **own)))
@@ -123,7 +123,7 @@ def _import_command(plugin: HistoryPlugin) -> Callable[..., None]:
                 if not isinstance(one, Import):
                     raise CannotImport(f"the history {plugin.name} failed: it yields a {type(one).__name__}")
                 remote = remote or stack.enter_context(at.connection())
-                to = Destination(remote, one.cluster, plugin.name, one.origin)
+                to = ImportTarget(remote, one.cluster, plugin.name, one.origin)
                 summaries.append((to, _run(plugin, to, one, reason if replace else "")))
         _print_summaries(summaries, output)
         if not partial and (asked.left_out or any(summary.unplaced_us for _, summary in summaries)):
@@ -188,7 +188,7 @@ def _safely(plugin: HistoryPlugin, call: Callable[[], T]) -> T:
 _MOST_REASON: Final = 300
 
 
-def _run(plugin: HistoryPlugin, to: Destination, one: Import, replace: str) -> Summary:
+def _run(plugin: HistoryPlugin, to: ImportTarget, one: Import, replace: str) -> Summary:
     from accountant.history_import.import_run import run
 
     def read(chunk: Chunk) -> Sequence[NodeHistory]:
@@ -225,7 +225,7 @@ def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _print_summaries(summaries: Sequence[tuple[Destination, Summary]], output: Output) -> None:
+def _print_summaries(summaries: Sequence[tuple[ImportTarget, Summary]], output: Output) -> None:
     """Prints the result for each cluster."""
     from rich.console import Group
 
@@ -245,7 +245,7 @@ def _coverage(summary: Summary) -> float | None:
     return summary.sent_us / known_us if known_us else None
 
 
-def _summary_text(to: Destination, summary: Summary) -> Iterator[RenderableType]:
+def _summary_text(to: ImportTarget, summary: Summary) -> Iterator[RenderableType]:
     """The result for one cluster: a table, and the known limits of the source."""
     from rich.table import Table
     from rich.text import Text

@@ -19,7 +19,7 @@ from typer import Argument, Option
 
 from accountant.cli.connection_options import (
     Books,
-    Ledger,
+    LedgerOptions,
     Printed,
     Server,
     Timezone,
@@ -101,7 +101,7 @@ def backup(
     object_storage: ObjectStore = None,
     output: Printed = "table",
     *,
-    at: Ledger,
+    at: LedgerOptions,
 ) -> None:
     """Copy the whole ledger and verify the copy; a running accountant continues meanwhile."""
     from accountant.cli import terminal_tables

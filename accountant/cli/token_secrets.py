@@ -33,7 +33,7 @@ _PROGRAMS: Mapping[str, tuple[Scope, ...]] = {
 """The chart's programs that call the accountant, with their scopes. Agents are bound to their node."""
 
 
-class Cluster(Protocol):
+class SecretsApi(Protocol):
     """The part of a client of the API server that the installation uses."""
 
     def get(self, kind: Kind, name: str, namespace: str = "") -> Object: ...
@@ -90,7 +90,7 @@ def manifests(plan: Plan, existing: Mapping[str, Mapping[str, str]]) -> list[Obj
     return [_secret(plan, f"{plan.name}-{TOKENS}", {"tokens.yaml": file}), *secrets]
 
 
-def install(plan: Plan, cluster: Cluster) -> dict[str, str]:
+def install(plan: Plan, cluster: SecretsApi) -> dict[str, str]:
     """Creates the Secrets that are missing and updates the token file. Returns `made`, `changed` or `kept` for each
     Secret. Raises AccountantError."""
     existing = read(plan, cluster)
@@ -118,7 +118,7 @@ def install(plan: Plan, cluster: Cluster) -> dict[str, str]:
     return results
 
 
-def read(plan: Plan, cluster: Cluster) -> dict[str, dict[str, str]]:
+def read(plan: Plan, cluster: SecretsApi) -> dict[str, dict[str, str]]:
     """The content of the plan's Secrets that exist, by name. Raises AccountantError."""
     contents = {}
     for name in (f"{plan.name}-{TOKENS}", *(f"{plan.name}-{holder}-token" for holder in plan.holders())):

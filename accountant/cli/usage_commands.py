@@ -14,7 +14,7 @@ from accountant.cli.connection_options import (
     Books,
     End,
     Grouping,
-    Ledger,
+    LedgerOptions,
     Priced,
     Printed,
     Start,
@@ -76,7 +76,7 @@ def check(
         bool, Option("--repair", help="With --lake: first write to the lake what differs from the ledger.")
     ] = False,
     reason: Annotated[str, Option(help="With --repair: the reason, which the audit trail records.")] = "",
-    at: Ledger,
+    at: LedgerOptions,
 ) -> None:
     """Recompute the accounts from the rows; exit 1 unless every GPU-microsecond is in exactly one account."""
     from accountant.api.bookkeeping_models import Balance, LakeRepaired

@@ -87,7 +87,7 @@ class UnknownQuery(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class UsageQuestion:
+class KaiUsageQuestion:
     """One of the six queries: allocation per queue, or capacity, of one resource over a sliding window.
 
     window_s, resolution_s, half_life_s: durations in seconds.
@@ -103,7 +103,7 @@ class UsageQuestion:
     pool: str | None = None
 
 
-def parse(text: str) -> UsageQuestion:
+def parse(text: str) -> KaiUsageQuestion:
     """Parses a query. Raises UnknownQuery."""
     if len(text) > MAX_QUERY_CHARACTERS:
         raise UnknownQuery(f"the query has more than {MAX_QUERY_CHARACTERS} characters")
@@ -121,7 +121,7 @@ def parse(text: str) -> UsageQuestion:
     metric, reference, half_life = _decayed(_bare(inner.expr))
     resource, kind, pool = _metric(metric)
     window = _whole_seconds(inner.range, "the window")
-    return UsageQuestion(resource, kind, window, inner.step.total_seconds(), half_life, reference, pool)
+    return KaiUsageQuestion(resource, kind, window, inner.step.total_seconds(), half_life, reference, pool)
 
 
 def _decayed(expression: promql.Expr) -> tuple[promql.Expr, float | None, int | None]:
@@ -200,7 +200,7 @@ REF_PREFIX = "kai:"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class VectorSample:
     """One sample of the instant vector."""
 
     labels: Mapping[str, str]
@@ -215,7 +215,7 @@ def state_at(at_ms: int, watermark_ms: int | None, stale_after_s: int, plain_aft
     return "stale" if at_ms - watermark_ms > stale_after_s * MS_PER_SECOND else "usage"
 
 
-def rows(question: UsageQuestion, window: UsageWindow, policy: Policy, state: State) -> Sequence[Row]:
+def rows(question: KaiUsageQuestion, window: UsageWindow, policy: Policy, state: State) -> Sequence[VectorSample]:
     """The samples of the answer, sorted by queue name. Raises UnknownQuery.
 
     state: as `state_at` returns it; the caller refuses `stale` before.
@@ -225,11 +225,11 @@ def rows(question: UsageQuestion, window: UsageWindow, policy: Policy, state: St
     if question.of == "capacity":
         has_capacity = question.resource == "gpu" and window.capacity > 0
         value = _steps(question, window, window.capacity) if has_capacity else question.window_s / question.resolution_s
-        return [Row({}, value)]
+        return [VectorSample({}, value)]
     if question.resource != "gpu" or state == "plain" or window.capacity <= 0:
         return []
     return [
-        Row({QUEUE_LABEL: name}, _steps(question, window, window.usage.get(queue.name, 0)))
+        VectorSample({QUEUE_LABEL: name}, _steps(question, window, window.usage.get(queue.name, 0)))
         for name, queue in sorted(_named(policy).items())
     ]
 
@@ -240,7 +240,7 @@ def _named(policy: Policy) -> Mapping[str, QueuePolicy]:
     return {ref.removeprefix(REF_PREFIX): queue for ref, queue in refs}
 
 
-def _steps(question: UsageQuestion, window: UsageWindow, quantity: int) -> float:
+def _steps(question: KaiUsageQuestion, window: UsageWindow, quantity: int) -> float:
     """A quantity of the window in GPUs times steps, decayed to the reference of the query. Raises UnknownQuery for a
     reference that is too far away."""
     value = quantity / (question.resolution_s * MS_PER_SECOND * US_PER_MS)
@@ -271,7 +271,7 @@ _GRAIN_MS = 15 * MS_PER_SECOND
 _MS_PER_YEAR = 366 * 86_400 * MS_PER_SECOND
 
 
-class Refused(Exception):
+class QueryRefused(Exception):
     """An error answer. status: HTTP status; kind: the `errorType`, as in Prometheus; reason: the `error`."""
 
     def __init__(self, status: int, kind: str, reason: str) -> None:
@@ -341,10 +341,10 @@ class KaiUsageSource:
         shard: the scheduling shard, "" for nodes without one; None: all nodes.
         cluster: None: all clusters of the ledger.
 
-        Raises Refused."""
+        Raises QueryRefused."""
         try:
             body = self._answer(query, time, shard, cluster)
-        except Refused as refused:
+        except QueryRefused as refused:
             self._metrics.answers.labels("stale" if refused.kind == "stale" else "refused").inc()
             raise
         return body
@@ -353,22 +353,22 @@ class KaiUsageSource:
         try:
             question = parse(query)
         except UnknownQuery as error:
-            raise Refused(400, "bad_data", str(error)) from error
+            raise QueryRefused(400, "bad_data", str(error)) from error
         at_ms = self._instant(time)
         status = self._ledger.status()
         if cluster is not None and cluster not in status.clusters:
-            raise Refused(
+            raise QueryRefused(
                 404,
                 "not_found",
                 f"the ledger has no cluster {cluster[:200]!r}: check the name after {OF_CLUSTERS}/ in the URL",
             )
         nodes = (node for node in status.nodes if cluster in (None, node.cluster))
         if shard is not None and all(node.shard != shard for node in nodes):
-            raise Refused(404, "not_found", f"no node belongs to shard {shard[:200]!r} (label {SHARD})")
+            raise QueryRefused(404, "not_found", f"no node belongs to shard {shard[:200]!r} (label {SHARD})")
         cached = self._read(question, at_ms, shard, cluster)
         self._metrics.age.set(cached.age_s)
         if cached.state == "stale":
-            raise Refused(
+            raise QueryRefused(
                 503,
                 "stale",
                 f"usage is {cached.age_s:.0f} s old, more than {self._settings.stale_after} s: keep the usage you have",
@@ -376,7 +376,7 @@ class KaiUsageSource:
         try:
             samples = rows(question, cached.window, cached.policy, cached.state)
         except UnknownQuery as error:
-            raise Refused(400, "bad_data", str(error)) from error
+            raise QueryRefused(400, "bad_data", str(error)) from error
         self._metrics.answers.labels(cached.state).inc()
         vector = [{"metric": dict(row.labels), "value": [at_ms / MS_PER_SECOND, repr(row.value)]} for row in samples]
         return {"status": "success", "data": {"resultType": "vector", "result": vector}}
@@ -388,12 +388,12 @@ class KaiUsageSource:
         try:
             at_ms = round(float(time) * MS_PER_SECOND)
         except (ValueError, OverflowError) as error:
-            raise Refused(400, "bad_data", f"time {time[:40]!r}: expected seconds since 1970") from error
+            raise QueryRefused(400, "bad_data", f"time {time[:40]!r}: expected seconds since 1970") from error
         if not 0 < at_ms <= now + _MS_PER_YEAR:
-            raise Refused(400, "bad_data", f"time {time[:40]!r} is before 1970 or more than a year ahead")
+            raise QueryRefused(400, "bad_data", f"time {time[:40]!r} is before 1970 or more than a year ahead")
         return at_ms
 
-    def _read(self, question: UsageQuestion, at_ms: int, shard: str | None, cluster: str | None) -> _CachedWindow:
+    def _read(self, question: KaiUsageQuestion, at_ms: int, shard: str | None, cluster: str | None) -> _CachedWindow:
         key = (shard, cluster, question.window_s, question.half_life_s, at_ms // _GRAIN_MS)
         with self._lock:  # one fetch sends six queries: the first reads, the others wait for it
             cached = self._known.get(key)
@@ -401,14 +401,14 @@ class KaiUsageSource:
                 cached = self._known[key] = self._fresh(question, at_ms, shard, cluster)
             return cached
 
-    def _fresh(self, question: UsageQuestion, at_ms: int, shard: str | None, cluster: str | None) -> _CachedWindow:
+    def _fresh(self, question: KaiUsageQuestion, at_ms: int, shard: str | None, cluster: str | None) -> _CachedWindow:
         settings = self._settings
         spec = WindowSpec(kind="sliding", size=question.window_s, half_life=question.half_life_s)
         try:
             status = self._ledger.status()
             policies = status.policies(at_ms, at_ms + 1)
             if not policies:
-                raise Refused(
+                raise QueryRefused(
                     503,
                     "unavailable",
                     "no policy yet: the queues are unknown until the controller or the operator sends one",
@@ -420,15 +420,15 @@ class KaiUsageSource:
             try:
                 span = bounded(end_ms - question.window_s * MS_PER_SECOND, end_ms, self._limits)
             except ValueError as error:
-                raise Refused(422, "bad_data", f"the window: {error}") from error
+                raise QueryRefused(422, "bad_data", f"the window: {error}") from error
             clusters, most = () if cluster is None else (cluster,), self._limits.question_gpu_hours
             if reason := query_parameters.refusal(self._ledger, most, span, clusters=clusters):
-                raise Refused(422, "bad_data", f"the window has {reason}")
+                raise QueryRefused(422, "bad_data", f"the window has {reason}")
             window = self._ledger.window(
                 spec, end_ms, settings.measure, settings.min_coverage, book=self._book(), shard=shard, cluster=cluster
             )
         except AccountantError as error:
-            raise Refused(503, "unavailable", str(error)) from error
+            raise QueryRefused(503, "unavailable", str(error)) from error
         age_s = (at_ms - watermark) / MS_PER_SECOND if watermark is not None else float("inf")
         return _CachedWindow(window, policies[-1].policy, state, age_s)
 
@@ -448,21 +448,21 @@ def create_app(source: KaiUsageSource) -> FastAPI:
             cluster = request.path_params.get("cluster")
             shard = request.path_params.get("shard", nameless)
             return JSONResponse(await turns.run(request, source.answer, query_text, time, shard, cluster))
-        except Refused as refused:
+        except QueryRefused as refused:
             return _refusal(refused)
         except Busy as busy:
-            return _refusal(Refused(503, "unavailable", str(busy)))
+            return _refusal(QueryRefused(503, "unavailable", str(busy)))
         except (CalledOff, ClientDisconnect):
             return GONE
         except (UnicodeDecodeError, ValueError) as error:
-            return _refusal(Refused(400, "bad_data", f"the form cannot be read: {error}"))
+            return _refusal(QueryRefused(400, "bad_data", f"the form cannot be read: {error}"))
 
     async def matrix(_: Request) -> Response:
         text = (
             "query_range is not supported: KAI sends it for windows of type tumbling or cron. Set"
             " usageParams.windowType: sliding"
         )
-        return _refusal(Refused(400, "bad_data", text))
+        return _refusal(QueryRefused(400, "bad_data", text))
 
     async def well(_: Request) -> Response:
         return PlainTextResponse("gputally answers KAI's usage queries here.\n")
@@ -486,9 +486,9 @@ async def _body(request: Request) -> bytes:
     try:
         return await read_body(request, _MAX_BODY_BYTES, _BODY_S)
     except HTTPException as error:
-        raise Refused(error.status_code, "bad_data", str(error.detail)) from error
+        raise QueryRefused(error.status_code, "bad_data", str(error.detail)) from error
 
 
-def _refusal(refused: Refused) -> Response:
+def _refusal(refused: QueryRefused) -> Response:
     body = {"status": "error", "errorType": refused.kind, "error": str(refused)}
     return JSONResponse(body, status_code=refused.status)

@@ -47,7 +47,7 @@ from fastapi.responses import PlainTextResponse, Response
 from accountant.api import query_parameters
 from accountant.api.query_parameters import QuerySpan
 from accountant.billing.charge import ALLOCATED, Charge
-from accountant.billing.queue_waits import KnownPod
+from accountant.billing.queue_waits import QueuedPod
 from accountant.billing.time_reallocation import spread_shares, whole_weights
 from accountant.billing.usage_pricing import charges
 from accountant.compat.opencost_query import (
@@ -56,7 +56,7 @@ from accountant.compat.opencost_query import (
     LABEL_OF,
     MAX_STEPS,
     BadQuestion,
-    Question,
+    OpenCostQuestion,
     Span,
     asset_filter,
     parameters,
@@ -119,7 +119,7 @@ class PodSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation:
+class OpenCostAllocation:
     """GPU time of one holder, or of several combined, in [start_ms, end_ms).
 
     properties, labels: the properties and labels that all of its holders share.
@@ -175,7 +175,7 @@ class Allocation:
         """Busy time over held time, for time with known utilisation; None if there is none."""
         return Fraction(self.busy_us, self.known_us) if self.known_us else None
 
-    def at_rate(self, rate: Decimal) -> Allocation:
+    def at_rate(self, rate: Decimal) -> OpenCostAllocation:
         """The allocation with every price multiplied by the rate, exactly."""
         if rate == 1:
             return self
@@ -190,7 +190,7 @@ class Allocation:
         return sum((Fraction(price) * gpu_us for price, gpu_us in priced), Fraction(0)) / US_PER_HOUR
 
 
-SORTED_BY: Final[Mapping[str, Callable[[Allocation], Fraction]]] = {
+SORTED_BY: Final[Mapping[str, Callable[[OpenCostAllocation], Fraction]]] = {
     "totalCost": lambda one: one.cost,
     "gpuCost": lambda one: one.cost,
     "gpuHours": lambda one: Fraction(one.gpu_us),
@@ -208,7 +208,7 @@ def allocations(
     start_ms: int,
     end_ms: int,
     machines: Mapping[tuple[str, str], str] = MappingProxyType({}),
-) -> list[Allocation]:
+) -> list[OpenCostAllocation]:
     """Returns one allocation per holder and place, and one idle allocation per node and GPU.
 
     charges: those of the span, grouped by DIMENSIONS.
@@ -224,7 +224,7 @@ def allocations(
     ]
 
 
-def share_idle(allocations: Sequence[Allocation], *, by_node: bool) -> list[Allocation]:
+def share_idle(allocations: Sequence[OpenCostAllocation], *, by_node: bool) -> list[OpenCostAllocation]:
     """Divides the idle time of each node (or cluster) among its holders in proportion to the cost of what they held, or
     to their GPU time if some of it has no price. Idle time of a node or cluster without holders stays."""
     pools: dict[tuple[str, ...], list[int]] = defaultdict(list)
@@ -256,13 +256,13 @@ def share_idle(allocations: Sequence[Allocation], *, by_node: bool) -> list[Allo
 
 
 def aggregated(
-    allocations: Iterable[Allocation], keys: Sequence[str], *, split_idle: str = ""
-) -> dict[str, Allocation]:
+    allocations: Iterable[OpenCostAllocation], keys: Sequence[str], *, split_idle: str = ""
+) -> dict[str, OpenCostAllocation]:
     """Combines allocations with the same name; returns them sorted by name. A name consists of the values of the keys,
     joined by slashes.
 
     split_idle: `node` or `cluster` names idle time by node or cluster; "": all of it has one name."""
-    groups: dict[str, list[Allocation]] = {}
+    groups: dict[str, list[OpenCostAllocation]] = {}
     for allocation in allocations:
         name = (
             _idle_name(allocation, split_idle)
@@ -273,16 +273,16 @@ def aggregated(
     return {name: merged(groups[name]) for name in sorted(groups)}
 
 
-def accumulated(sets: Iterable[Mapping[str, Allocation]]) -> dict[str, Allocation]:
+def accumulated(sets: Iterable[Mapping[str, OpenCostAllocation]]) -> dict[str, OpenCostAllocation]:
     """Combines consecutive sets into one."""
-    groups: dict[str, list[Allocation]] = {}
+    groups: dict[str, list[OpenCostAllocation]] = {}
     for of_set in sets:
         for name, allocation in of_set.items():
             groups.setdefault(name, []).append(allocation)
     return {name: merged(groups[name]) for name in sorted(groups)}
 
 
-def merged(parts: Sequence[Allocation]) -> Allocation:
+def merged(parts: Sequence[OpenCostAllocation]) -> OpenCostAllocation:
     """Combines allocations into one: times are added, and properties on which all agree are kept."""
     if len(parts) == 1:
         return parts[0]
@@ -290,7 +290,7 @@ def merged(parts: Sequence[Allocation]) -> Allocation:
     for part in parts:
         for group, gpu_us in part.time.items():
             time[group] += gpu_us
-    return Allocation(
+    return OpenCostAllocation(
         _common([part.properties for part in parts]),
         _common([part.labels for part in parts]),
         all(part.idle for part in parts),
@@ -304,7 +304,7 @@ def merged(parts: Sequence[Allocation]) -> Allocation:
     )
 
 
-def value_of(allocation: Allocation, key: str) -> str:
+def value_of(allocation: OpenCostAllocation, key: str) -> str:
     """The value of a property for aggregation; UNALLOCATED if there is none."""
     properties = allocation.properties
     kind, controller = properties.get("controllerKind", ""), properties.get("controller", "")
@@ -325,7 +325,7 @@ def value_of(allocation: Allocation, key: str) -> str:
     return value or UNALLOCATED
 
 
-def filtered_by(allocation: Allocation) -> Mapping[str, str]:
+def filtered_by(allocation: OpenCostAllocation) -> Mapping[str, str]:
     """The properties of an allocation by their names in filters."""
     labels = {f"label[{name}]": value for name, value in allocation.labels.items()}
     by_name = {name: allocation.labels.get(label, "") for name, label in LABEL_OF.items()}
@@ -341,7 +341,7 @@ def _allocation(
     start_ms: int,
     end_ms: int,
     machines: Mapping[tuple[str, str], str],
-) -> Allocation:
+) -> OpenCostAllocation:
     names = dict(zip(DIMENSIONS, charges[0].key, strict=True))
     time: dict[CostGroup, int] = defaultdict(int)
     by_gpu: dict[str, int] = defaultdict(int)
@@ -354,12 +354,12 @@ def _allocation(
     if machine := machines.get((names["cluster"], names["node"]), ""):
         location["providerID"] = machine
     if not is_held:
-        return Allocation(location, {}, True, start_ms, end_ms, time)
+        return OpenCostAllocation(location, {}, True, start_ms, end_ms, time)
     pod = pods.get((names["cluster"], names["namespace"], names["pod"]), PodSeen())
     pod_names = {name: names[name] for name in ("namespace", "pod", "container") if names[name]}
     team = {"team": names["team"]} if names["team"] not in ("", UNASSIGNED) else {}
     begin, end = _pod_lifetime(pod, start_ms, end_ms, max(by_gpu.values()))
-    return Allocation(
+    return OpenCostAllocation(
         {**location, **pod_names, **_controller(names["job"]), **team},
         pod.labels,
         False,
@@ -386,13 +386,13 @@ def _controller(job: str) -> dict[str, str]:
     return {} if kind in _LONE or not name else {"controllerKind": kind.lower(), "controller": name}
 
 
-def _weights(members: Mapping[int, Allocation]) -> dict[int, int]:
+def _weights(members: Mapping[int, OpenCostAllocation]) -> dict[int, int]:
     if any(group.price is None for allocation in members.values() for group in allocation.time):
         return {index: allocation.gpu_us for index, allocation in members.items()}
     return whole_weights({index: allocation.cost for index, allocation in members.items()})
 
 
-def _idle_name(allocation: Allocation, split_idle: str) -> str:
+def _idle_name(allocation: OpenCostAllocation, split_idle: str) -> str:
     where = allocation.properties.get(split_idle, "") if split_idle else ""
     return f"{where}/{IDLE_NAME}" if where else IDLE_NAME
 
@@ -416,7 +416,7 @@ _COLUMNS = ("start", "end", "minutes", "gpuCount", "gpuHours", "gpuCost", "gpuCo
 """Columns of the CSV after the properties."""
 
 
-def sets(allocation_sets: Iterable[tuple[Span, Mapping[str, Allocation]]]) -> list[dict[str, Any]]:
+def sets(allocation_sets: Iterable[tuple[Span, Mapping[str, OpenCostAllocation]]]) -> list[dict[str, Any]]:
     """The `data` of an allocation answer: one map per set."""
     return [
         {name: allocation(name, item, span) for name, item in allocations.items()}
@@ -425,7 +425,7 @@ def sets(allocation_sets: Iterable[tuple[Span, Mapping[str, Allocation]]]) -> li
 
 
 def summary(
-    allocation_sets: Iterable[tuple[Span, Mapping[str, Allocation]]], step_ms: int, span_of_query: Span
+    allocation_sets: Iterable[tuple[Span, Mapping[str, OpenCostAllocation]]], step_ms: int, span_of_query: Span
 ) -> dict[str, Any]:
     """The `data` of a summary answer; step in nanoseconds, as in Go."""
     return {
@@ -441,7 +441,7 @@ def summary(
     }
 
 
-def table(allocation_sets: Iterable[tuple[Span, Mapping[str, Allocation]]]) -> str:
+def table(allocation_sets: Iterable[tuple[Span, Mapping[str, OpenCostAllocation]]]) -> str:
     """All allocations of all sets as CSV with one line each. Text that a spreadsheet would execute gets an
     apostrophe."""
     out = io.StringIO()
@@ -514,7 +514,7 @@ def _node(cluster: str, node: str, total: NodeTotal, facts: NodeFacts, span: Spa
     }
 
 
-def allocation(name: str, item: Allocation, span: Span) -> dict[str, Any]:
+def allocation(name: str, item: OpenCostAllocation, span: Span) -> dict[str, Any]:
     """An allocation in the form of OpenCost's JSON. span: the span of its set."""
     cost, efficiency = float(item.cost), float(item.efficiency or 0)
     count = float(item.count)
@@ -555,12 +555,12 @@ def instant(at_ms: int) -> str:
     return moment.isoformat(timespec="milliseconds" if at_ms % MS_PER_SECOND else "seconds").replace("+00:00", "Z")
 
 
-def _properties(item: Allocation) -> dict[str, Any]:
+def _properties(item: OpenCostAllocation) -> dict[str, Any]:
     properties: dict[str, Any] = {name: item.properties[name] for name in _PROPERTIES if name in item.properties}
     return properties | ({"labels": dict(sorted(item.labels.items()))} if item.labels else {})
 
 
-def _devices(item: Allocation) -> dict[str, Any]:
+def _devices(item: OpenCostAllocation) -> dict[str, Any]:
     """The field `gpuAllocation`. Model and UUID are empty unless there is exactly one; unknown usage is null."""
     usage = None if item.efficiency is None else float(item.count * item.efficiency)
     return {
@@ -574,7 +574,7 @@ def _devices(item: Allocation) -> dict[str, Any]:
     }
 
 
-def _summary_entry(name: str, item: Allocation) -> dict[str, Any]:
+def _summary_entry(name: str, item: OpenCostAllocation) -> dict[str, Any]:
     cost = float(item.cost)
     return {
         "name": name,
@@ -598,13 +598,13 @@ _SHARED = ("nvidia.com/gpu.shared", "nvidia.com/mig-")
 _FIELDS = {"controllerName": "controller"}
 """Aggregation names of fields with another name."""
 
-AllocationSets = list[tuple[Span, dict[str, Allocation]]]
+AllocationSets = list[tuple[Span, dict[str, OpenCostAllocation]]]
 
 
 class PodMoment(Questions, Protocol):
     """The state of one commit, with its pods."""
 
-    def pods(self, start_ms: int, end_ms: int, *, placed: bool) -> list[KnownPod]:
+    def pods(self, start_ms: int, end_ms: int, *, placed: bool) -> list[QueuedPod]:
         """The pods that existed in the span; placed: including those of which only the placement was seen."""
         ...
 
@@ -714,7 +714,7 @@ class AllocationSource:
         if reason := query_parameters.refusal(self._ledger, self._limits.question_gpu_hours, span, width):
             raise BadQuestion("window", reason)
 
-    def _query_allocations(self, query: str) -> tuple[Question, AllocationSets, list[str]]:
+    def _query_allocations(self, query: str) -> tuple[OpenCostQuestion, AllocationSets, list[str]]:
         now = self._clock.wall_ms()
         question = parse_query(query, now, self._limits)
         allocation_sets, unmetered_us = self.groups(question)
@@ -726,7 +726,7 @@ class AllocationSource:
         )
         return question, selected, warnings
 
-    def groups(self, question: Question) -> tuple[AllocationSets, int]:
+    def groups(self, question: OpenCostQuestion) -> tuple[AllocationSets, int]:
         """The span and the allocations by name of each set of the answer, and the unmetered GPU-µs of all sets. Raises
         BadQuestion."""
         now_ms = self._clock.wall_ms()
@@ -741,7 +741,7 @@ class AllocationSource:
     def _groups(
         self,
         moment: PodMoment,
-        question: Question,
+        question: OpenCostQuestion,
         book: PriceBook | None,
         pods: Mapping[PodName, PodSeen],
         machines: Mapping[tuple[str, str], str],
@@ -830,9 +830,9 @@ class AllocationsOfLedgers(AllocationSource):
             raise UnreadableLedger("; ".join([*self._unreadable, hint]))
         return self._readable
 
-    def groups(self, question: Question) -> tuple[AllocationSets, int]:
+    def groups(self, question: OpenCostQuestion) -> tuple[AllocationSets, int]:
         self._check_currencies()
-        sets: dict[Span, list[dict[str, Allocation]]] = {}
+        sets: dict[Span, list[dict[str, OpenCostAllocation]]] = {}
         unmetered_us = 0
         for source in self._ledgers.values():
             allocation_sets, unmetered = source.groups(question)
@@ -909,7 +909,9 @@ def _instant(text: str) -> int:
     return round(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * MS_PER_SECOND)
 
 
-def _allocations_of_step(allocations: list[Allocation], question: Question) -> dict[str, Allocation]:
+def _allocations_of_step(
+    allocations: list[OpenCostAllocation], question: OpenCostQuestion
+) -> dict[str, OpenCostAllocation]:
     if question.share_idle:
         allocations = share_idle(allocations, by_node=question.idle_by_node)
     with_idle = question.include_idle or question.share_idle
@@ -922,7 +924,9 @@ def _allocations_of_step(allocations: list[Allocation], question: Question) -> d
     return aggregated(matching, question.aggregate, split_idle=split_idle)
 
 
-def _select_allocations(allocations: dict[str, Allocation], question: Question) -> dict[str, Allocation]:
+def _select_allocations(
+    allocations: dict[str, OpenCostAllocation], question: OpenCostQuestion
+) -> dict[str, OpenCostAllocation]:
     """The allocations of one set that the answer shows, in the order that the query asks for."""
     names = list(allocations)
     if question.sort:
@@ -938,7 +942,7 @@ def _success(data: object, warnings: Sequence[str]) -> Mapping[str, object]:
     return {"code": 200, "status": "success", "data": data} | ({"warning": "; ".join(warnings)} if warnings else {})
 
 
-def _pods_by_name(pods: Sequence[KnownPod]) -> Mapping[PodName, PodSeen]:
+def _pods_by_name(pods: Sequence[QueuedPod]) -> Mapping[PodName, PodSeen]:
     """The pods by cluster, namespace and name; several pods with one name are combined."""
     by_name: dict[PodName, PodSeen] = {}
     for pod in sorted(pods, key=lambda seen: (seen.facts.created_ms or seen.facts.scheduled_ms or 0, seen.facts.uid)):
@@ -954,7 +958,7 @@ def _pods_by_name(pods: Sequence[KnownPod]) -> Mapping[PodName, PodSeen]:
     return by_name
 
 
-def _warnings(allocation_sets: AllocationSets, unmetered_us: int, question: Question) -> list[str]:
+def _warnings(allocation_sets: AllocationSets, unmetered_us: int, question: OpenCostQuestion) -> list[str]:
     unpriced: dict[str, int] = {}
     for _, allocations in allocation_sets:
         for allocation in allocations.values():

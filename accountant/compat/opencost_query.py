@@ -337,7 +337,7 @@ class BadQuestion(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class OpenCostQuestion:
     """A parsed query. sets: the consecutive spans of each set of the answer; all of them together are the window."""
 
     start_ms: int
@@ -367,7 +367,7 @@ class Question:
         return QuerySpan(self.start_ms, self.end_ms)
 
 
-def parse_query(query: str, now_ms: int, limits: Limits) -> Question:
+def parse_query(query: str, now_ms: int, limits: Limits) -> OpenCostQuestion:
     """Parses a query string. Raises BadQuestion."""
     values = parameters(query)
     start, end, _ = _window(values, limits, now_ms)
@@ -382,7 +382,7 @@ def parse_query(query: str, now_ms: int, limits: Limits) -> Question:
     for unused in ("sharelb", "includeAggregatedMetadata"):
         _flag(values, unused)
     sort, descending = _order(values)
-    return Question(
+    return OpenCostQuestion(
         start,
         end,
         _sets(start, end, step, unit),

@@ -1,7 +1,7 @@
 """Decides which of several overlapping claims to the same GPU keeps which time, and computes with sets of spans.
 
-A claim is one set of rows (one GPU, one span) as received. Of overlapping claims, the one with the lowest `Claim.rank`
-keeps the time. The rank compares in this order:
+A claim is one set of rows (one GPU, one span) as received. Of overlapping claims, the one with the lowest
+`TimeClaim.rank` keeps the time. The rank compares in this order:
 
 1. Measured claims come before claims that an agent carried over a restart, and both before imported ones.
 2. The older outbox comes first. The epoch of an outbox is a UUIDv7, so its text sorts by creation.
@@ -35,13 +35,13 @@ class ClaimRank:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class TimeClaim:
     rank: ClaimRank
     start_ms: int
     end_ms: int
 
 
-def resolve_overlaps(claims: Iterable[Claim]) -> Mapping[ClaimRank, tuple[Span, ...]]:
+def resolve_overlaps(claims: Iterable[TimeClaim]) -> Mapping[ClaimRank, tuple[Span, ...]]:
     """The spans that each claim keeps, by its rank, ascending; () if it keeps nothing.
 
     The result for a claim depends only on the claims that overlap it. To resolve some claims, it is enough to pass them

@@ -25,7 +25,7 @@ from gputally.server.loopback import is_loopback
 from gputally.server.rate_and_connection_limits import ConnectionLimits
 
 
-class Issuer(Model):
+class InvoiceIssuer(Model):
     """Names in FOCUS exports. Keep them equal in all months, because readers group by them."""
 
     name: str = Field(default="GPU platform", min_length=1, max_length=200)
@@ -281,7 +281,7 @@ def secret_properties(path: Path | None) -> dict[str, str]:
     return {name: str(value) for name, value in properties.items()}
 
 
-class Archive(Model):
+class ArchiveSettings(Model):
     """Received records as Parquet files outside the ledger's volume. Agents keep records in their spool until they are
     archived."""
 
@@ -431,12 +431,12 @@ class Settings(Model):
     correct_months: int = Field(default=12, ge=1, le=120)
     """Number of most recent closed months that are checked every time; of the older ones one is checked each time, in
     rotation."""
-    issuer: Issuer = Issuer()
+    issuer: InvoiceIssuer = InvoiceIssuer()
     """The issuer and the billing account in FOCUS exports."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     limits: Limits = Limits()
     quotas: Quotas = Quotas()
-    archive: Archive | None = None
+    archive: ArchiveSettings | None = None
     """Off by default: after a loss of the ledger's volume, agents send records again from their spools, as far as they
     still have them."""
     leader_election: LeaderElection | None = None

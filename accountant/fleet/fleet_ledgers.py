@@ -25,7 +25,7 @@ from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core import periods
 from accountant.core.errors import LakeUnavailable, UnreadableLedger
 from accountant.core.periods import Month
-from accountant.core.settings import Issuer, Lake
+from accountant.core.settings import InvoiceIssuer, Lake
 from accountant.lake.engines.protocol import Engine
 from accountant.lake.lake_ledger import LakeLedger, LedgerStatus, ledgers, readable
 from accountant.ledger.usage import UsageLines, coverage, sum_of_usage_lines
@@ -108,7 +108,7 @@ class Member:
         """The statement of a month as published by the ledger's accountant, otherwise computed from the lake."""
         return self.ledger.statement(month) or self.books.month(month)
 
-    def report(self, month: Month, team: str | None = None, issuer: Issuer | None = None) -> Report:
+    def report(self, month: Month, team: str | None = None, issuer: InvoiceIssuer | None = None) -> Report:
         """The month's report, as the ledger's accountant makes it. Raises UnreadableLedger.
 
         team: the team that the report is about; None: all.

@@ -21,7 +21,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse
 from pydantic import Field
 
 from accountant.api.access_control import DocumentReader, Reader, require_all_teams, team_filter, team_for
-from accountant.api.answer_cache import Answer, open_page
+from accountant.api.answer_cache import CachedAnswer, open_page
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import GroupedParams, Params, QuerySpan, check_cost, invalid
@@ -170,12 +170,12 @@ class FleetGrouped(GroupedParams):
     ledger: Chosen = ()
 
 
-class MonthParams(Params):
+class FleetMonthParams(Params):
     month: str | None = Field(default=None, description="A calendar month of each ledger's own time zone: 2026-10.")
     ledger: Chosen = ()
 
 
-class FleetReport(MonthParams):
+class FleetReport(FleetMonthParams):
     format: FormatField = Field(
         default="json",
         description="json: the summary; csv: the lines of all statements; any other: a ZIP archive with each ledger's "
@@ -183,7 +183,7 @@ class FleetReport(MonthParams):
     )
 
 
-class FleetJobs(MonthParams):
+class FleetJobs(FleetMonthParams):
     team: str | None = Field(default=None, max_length=253)
     state: JobState | None = None
     page: int = Field(default=1, ge=1, le=10_000)
@@ -311,7 +311,7 @@ class _Stated:
     stated: Mapping[str, Statement]
 
 
-def _months(request: Request, deps: AppDeps, asked: MonthParams) -> Answer[_Stated]:
+def _months(request: Request, deps: AppDeps, asked: FleetMonthParams) -> CachedAnswer[_Stated]:
     """The summary of a month and the statements that it sums, from the cache if possible. Raises Refusal if a ledger or
     the month is unknown, and SeveralCurrencies."""
     state = _state(request)
@@ -340,7 +340,7 @@ async def home(principal: Reader) -> Response:
 
 @router.get("/fleet", include_in_schema=False)
 async def overview(
-    request: Request, asked: Annotated[MonthParams, Query()], deps: AppDeps, principal: Reader
+    request: Request, asked: Annotated[FleetMonthParams, Query()], deps: AppDeps, principal: Reader
 ) -> Response:
     require_all_teams(principal)
     state = _state(request)
@@ -365,7 +365,7 @@ async def overview(
 
 @router.get("/fleet/team/{team:path}", include_in_schema=False)
 async def team_page(
-    request: Request, team: str, asked: Annotated[MonthParams, Query()], deps: AppDeps, principal: Reader
+    request: Request, team: str, asked: Annotated[FleetMonthParams, Query()], deps: AppDeps, principal: Reader
 ) -> Response:
     mine = team_for(principal, team)
     state = _state(request)

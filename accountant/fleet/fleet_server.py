@@ -43,7 +43,7 @@ from accountant.fleet import fleet_routes
 from accountant.fleet.fleet_ledgers import Fleet, Member
 from accountant.fleet.fleet_routes import FleetState
 from accountant.runtime.ingest import Ingest
-from accountant.runtime.job_and_task_metrics import FunctionCollector, Metrics
+from accountant.runtime.job_and_task_metrics import AccountantMetrics, FunctionCollector
 from accountant.storage.ended_session_files import SessionFiles
 from accountant.storage.folder_or_object_store import open_store
 from accountant.web import month_and_decision_pages, page_queries
@@ -138,7 +138,7 @@ class FleetService:
         self._callers = CallersFile(
             settings, clock, self._refused, _no_cluster, lambda: self._state.status().teams, self._sessions
         )
-        self._metrics = Metrics()
+        self._metrics = AccountantMetrics()
         self._metrics.watch(TaskMetrics(self.tasks))
         self._metrics.watch(FunctionCollector(partial(published_metrics, self._state)))
         self._own = self._deps(cast(ServedLedger, self._state), clock, self._state.no_books, "", self._with_cache(2))

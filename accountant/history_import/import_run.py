@@ -274,7 +274,7 @@ class Acknowledged(Model):
 
 
 @dataclass(frozen=True, slots=True)
-class Destination:
+class ImportTarget:
     """The accountant and cluster to send to. origin: the source's address for display, without credentials."""
 
     remote: AccountantClient
@@ -315,7 +315,7 @@ class Summary:
 
 
 def run(
-    to: Destination,
+    to: ImportTarget,
     read: Read,
     wanted: Span,
     chunk_ms: int,
@@ -396,7 +396,7 @@ class _NodeChunk:
             history.unplaced_us,
         )
 
-    def batches(self, to: Destination, chunk: Chunk, mark: int) -> Iterator[Batch]:
+    def batches(self, to: ImportTarget, chunk: Chunk, mark: int) -> Iterator[Batch]:
         """The records above `mark`, the acknowledged number, in batches that split no set."""
         seq = first_seq(chunk.start_ms)
         facts = tuple(msgspec.structs.replace(fact, seq=seq + n) for n, fact in enumerate(self.facts))
@@ -432,13 +432,13 @@ def _edge(numbered: Sequence[UsageInterval], room: int) -> int:
     return fitting[-1] if fitting else (edges[0] if edges else len(numbered))
 
 
-def _send(to: Destination, chunk: Chunk, made: _NodeChunk, mark: int) -> None:
+def _send(to: ImportTarget, chunk: Chunk, made: _NodeChunk, mark: int) -> None:
     for batch in made.batches(to, chunk, mark):
         body = gzip.compress(msgspec.json.encode(batch), compresslevel=1)
         to.remote.send(Acknowledged, "/v1/imports/usage", body, "application/json", encoding="gzip")
 
 
-def _note(to: Destination, chunk: Chunk, made: Sequence[_NodeChunk], left_out: int) -> ImportedChunk:
+def _note(to: ImportTarget, chunk: Chunk, made: Sequence[_NodeChunk], left_out: int) -> ImportedChunk:
     tally = imported_time(row for one in made for row in one.rows)
     return ImportedChunk(
         cluster=to.cluster,

@@ -19,8 +19,8 @@ from accountant.inventory import node_facts_and_downtime
 from accountant.inventory.node_facts_and_downtime import CORDONED, NOT_READY, NodeObservation
 from accountant.inventory.pod_facts import (
     Link,
-    Node,
-    Pod,
+    NodeObject,
+    PodObject,
     PodSighting,
     Queuing,
     as_placed,
@@ -107,11 +107,11 @@ class ClusterInventory:
         self._spaces: Reflector[NamedObject, NamespaceFacts] = Reflector(
             api, "/api/v1/namespaces", NamedObject, self._namespace, metadata_only=True, now_ms=clock.wall_ms
         )
-        self._nodes: Reflector[Node, NodeObservation] = Reflector(
-            api, "/api/v1/nodes", Node, self._node_observation, now_ms=clock.wall_ms
+        self._nodes: Reflector[NodeObject, NodeObservation] = Reflector(
+            api, "/api/v1/nodes", NodeObject, self._node_observation, now_ms=clock.wall_ms
         )
-        self._pods: Reflector[Pod, PodSighting] = Reflector(
-            api, "/api/v1/pods", Pod, self._pod_sighting, self._pod_changed, now_ms=clock.wall_ms
+        self._pods: Reflector[PodObject, PodSighting] = Reflector(
+            api, "/api/v1/pods", PodObject, self._pod_sighting, self._pod_changed, now_ms=clock.wall_ms
         )
 
     def start(self) -> None:
@@ -254,7 +254,7 @@ class ClusterInventory:
             ended = last.facts.ended_ms if last.facts.ended_ms is not None else now
             self._dirty[uid] = replace(last, facts=structs.replace(last.facts, ended_ms=ended, observed_ms=now))
 
-    def _pod_sighting(self, pod: Pod) -> PodSighting | None:
+    def _pod_sighting(self, pod: PodObject) -> PodSighting | None:
         found = pod_sighting(pod, self._clock.wall_ms(), self._kept_labels, self._user_keys)
         known = self._last.get(pod.metadata.uid)
         if found and known and known.facts.scheduled_ms is not None:
@@ -272,7 +272,7 @@ class ClusterInventory:
             self._kept_labels |= {found.label}
         return found
 
-    def _node_observation(self, node: Node) -> NodeObservation | None:
+    def _node_observation(self, node: NodeObject) -> NodeObservation | None:
         meta, labels = node.metadata, node.metadata.labels or {}
         has_gpu = any(is_gpu_resource(name) for name in node.status.capacity or ())
         if not has_gpu and meta.name not in self._nodes_known and not any(labels.get(key) for key in MODEL_LABELS):

@@ -49,7 +49,7 @@ from gputally.kubernetes.pod_queue_labels import (
 )
 
 
-class Condition(_Object, frozen=True):
+class ObjectCondition(_Object, frozen=True):
     type: str
     status: str
     last_transition_time: datetime | None = None
@@ -73,10 +73,10 @@ class NodeInfo(_Object, frozen=True):
 class NodeStatus(_Object, frozen=True):
     node_info: NodeInfo = NodeInfo()
     capacity: dict[str, str] | None = None
-    conditions: list[Condition] | None = None
+    conditions: list[ObjectCondition] | None = None
 
 
-class Node(_Object, frozen=True):
+class NodeObject(_Object, frozen=True):
     metadata: Metadata
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
@@ -122,11 +122,11 @@ class ContainerStatus(_Object, frozen=True):
 
 class PodStatus(_Object, frozen=True):
     phase: str = ""
-    conditions: list[Condition] | None = None
+    conditions: list[ObjectCondition] | None = None
     container_statuses: list[ContainerStatus] | None = None
 
 
-class Pod(_Object, frozen=True):
+class PodObject(_Object, frozen=True):
     metadata: Metadata
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
@@ -306,7 +306,7 @@ def is_gpu_resource(name: str) -> bool:
 
 
 def pod_sighting(
-    pod: Pod, now_ms: int, kept_labels: Collection[str] = (), user_keys: Sequence[str] = ()
+    pod: PodObject, now_ms: int, kept_labels: Collection[str] = (), user_keys: Sequence[str] = ()
 ) -> PodSighting | None:
     """The facts of a pod; None if it requests no GPU.
 

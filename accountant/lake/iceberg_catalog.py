@@ -131,7 +131,7 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class WriterClaim:
     """A process's right to write a ledger's tables, until another process claims them.
 
     term: higher than that of every earlier claim.
@@ -151,7 +151,7 @@ class Catalogue:
         self._catalog, self._settings = catalog, settings
         self.place = place
         self.ledger = settings.ledger
-        self._claim: Claim | None = None
+        self._claim: WriterClaim | None = None
         self.version = 0
         """The number of the publication that is in progress, within the claim."""
 
@@ -287,10 +287,10 @@ class Catalogue:
             raise LakeRefused(self._another(newest.ledger_id, ledger_id))
         return newest.term if newest is not None else 0
 
-    def claim(self, ledger_id: str) -> Claim:
+    def claim(self, ledger_id: str) -> WriterClaim:
         """Claims the own ledger's tables for this process, until another one does. Raises LakeRefused if they belong to
         a ledger with another id."""
-        mine = Claim(ledger_id, self.require_own(ledger_id) + 1, uuid.uuid4().hex)
+        mine = WriterClaim(ledger_id, self.require_own(ledger_id) + 1, uuid.uuid4().hex)
         self._claim, self.version = None, 0
         for table in TABLES:
             # All writers claim in this order, so the slower one fails at the first table.
@@ -337,7 +337,7 @@ class Catalogue:
 
     # --- internal -----------------------------------------------------------------------------
 
-    def _commit(self, table: LakeTable, claim: Claim, rows: pa.Table, replaced: BooleanExpression | None) -> None:
+    def _commit(self, table: LakeTable, claim: WriterClaim, rows: pa.Table, replaced: BooleanExpression | None) -> None:
         """Makes one commit, if the claim is the newest or a new one. replaced: the rows that leave; None: none."""
         batch = str(uuid.uuid4())
         marks = {
@@ -368,11 +368,11 @@ class Catalogue:
                 return
         raise LakeUnavailable(f"{self.place}: {table.name} was not written: {described(failure)}") from failure
 
-    def _claimed(self) -> Claim:
+    def _claimed(self) -> WriterClaim:
         assert self._claim is not None, "claim the tables before writing"
         return self._claim
 
-    def _require(self, opened: Table, claim: Claim) -> None:
+    def _require(self, opened: Table, claim: WriterClaim) -> None:
         """Raises LakeRefused if the newest claim of a table is another ledger's, or a later one."""
         newest = newest_claim(opened)
         if newest is None:
@@ -461,14 +461,14 @@ def namespace_of(ledger: str) -> str:
     return f"{PREFIX}{plain}__{hashlib.sha256(ledger.encode()).hexdigest()[:12]}"
 
 
-def newest_claim(table: Table) -> Claim | None:
+def newest_claim(table: Table) -> WriterClaim | None:
     """The claim under which the newest of this program's commits was made; None if there is none. Commits of other
     programs, such as a compaction, say nothing."""
     snapshot = _newest_own(table)
     if snapshot is None or snapshot.summary is None:
         return None
     marks = snapshot.summary.additional_properties
-    return Claim(marks[LEDGER_ID], int(marks[TERM]), marks[_PROCESS])
+    return WriterClaim(marks[LEDGER_ID], int(marks[TERM]), marks[_PROCESS])
 
 
 def _newest_own(table: Table) -> Snapshot | None:

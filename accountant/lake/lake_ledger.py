@@ -23,7 +23,7 @@ import pyarrow as pa
 from pydantic import ValidationError
 from sqlglot import exp
 
-from accountant.billing.queue_waits import JobPods, KnownPod, pods_by_job
+from accountant.billing.queue_waits import JobPods, QueuedPod, pods_by_job
 from accountant.billing.statements import Statement, from_canonical
 from accountant.core.claim_overlap import Span
 from accountant.core.errors import LakeUnavailable, LedgerUnavailable, UnreadableLedger, UnsupportedQuestion
@@ -504,7 +504,7 @@ class LakeLedger:
         of: Collection[JobKey] | None = None,
         waiting: bool = False,
         placed: bool = False,
-    ) -> list[KnownPod]:
+    ) -> list[QueuedPod]:
         """The pods that existed in the span, by cluster and uid; see
         accountant.storage.read_snapshot.Snapshot.pods."""
         query = every_column(PODS).where(self._own())
@@ -513,7 +513,7 @@ class LakeLedger:
         found = []
         rows = self._list(query)
         with self._readable():
-            pods = [KnownPod(row["cluster"], row["team"], row["queue"], _PODS.decode(row["facts"])) for row in rows]
+            pods = [QueuedPod(row["cluster"], row["team"], row["queue"], _PODS.decode(row["facts"])) for row in rows]
         for pod in pods:
             facts = pod.facts
             begun = facts.created_ms
@@ -527,7 +527,7 @@ class LakeLedger:
         chosen = found if of is None else [pod for pod in found if pod.key in frozenset(of)]
         return sorted(chosen, key=lambda pod: (pod.cluster, pod.facts.uid))
 
-    def each_pod(self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None) -> Iterator[KnownPod]:
+    def each_pod(self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None) -> Iterator[QueuedPod]:
         """The pods that existed in the span, one after the other."""
         return iter(self.pods(start_ms, end_ms, of=of))
 

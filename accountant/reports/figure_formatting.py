@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 from accountant.billing.charge import Account, Detail
 from accountant.core.periods import Month, local_date
 from accountant.core.periods import utc as utc
-from accountant.reports.report_breakdowns import Difference, change
+from accountant.reports.report_breakdowns import SpanChange, change
 from accountant.reports.savings_hints import HARDLY_USED as HARDLY_USED
 from accountant.reports.savings_hints import Hint
 from accountant.wire.policy_models import IDLE, UNASSIGNED
@@ -83,7 +83,7 @@ def points(now: float | None, before: float | None) -> str:
     return f"{signed(f'{(now - before) * 100:+.1f}')} pts"
 
 
-def relative(difference: Difference | None) -> str:
+def relative(difference: SpanChange | None) -> str:
     """The change from the span before: `+12.3 %`."""
     if difference is None or difference.relative is None:
         return NOTHING

@@ -49,7 +49,7 @@ class TimeAndCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class SpanChange:
     """The change from the span before. relative: None if the earlier value was 0."""
 
     absolute: Decimal
@@ -69,7 +69,7 @@ class TeamRow:
     figures: TimeAndCost
     share: float | None
     rank: int
-    change: Difference | None
+    change: SpanChange | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,8 @@ def share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def change(now: Decimal, before: Decimal) -> Difference:
-    return Difference(exact_sum([now, -before]), float((now - before) / before) if before else None)
+def change(now: Decimal, before: Decimal) -> SpanChange:
+    return SpanChange(exact_sum([now, -before]), float((now - before) / before) if before else None)
 
 
 def part_entries(parts: Mapping[tuple[str, ...], Iterable[PricedTime]]) -> list[tuple[tuple[str, ...], Entry]]:
@@ -265,7 +265,7 @@ def teams(lines: Lines, earlier: Lines, team: str | None) -> tuple[TeamRow, ...]
     return tuple(row for row in rows if team in (None, row.team))
 
 
-def _change(now: TimeAndCost, before: TimeAndCost | None) -> Difference | None:
+def _change(now: TimeAndCost, before: TimeAndCost | None) -> SpanChange | None:
     """The change of the cost; None if there is no earlier value, or one of the costs is incomplete."""
     if before is None or now.unpriced_us or before.unpriced_us:
         return None

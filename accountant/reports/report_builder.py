@@ -24,7 +24,7 @@ from accountant.billing.budget_forecast import Outlook
 from accountant.billing.charge import Charge
 from accountant.billing.cost_allocation import billed_tables, unused_commitments
 from accountant.billing.job_costs import EpochQuestions
-from accountant.billing.queue_waits import KnownPod, WaitRow
+from accountant.billing.queue_waits import QueuedPod, WaitRow
 from accountant.billing.quota_usage import ModelSpans, QuotaRow, quotas
 from accountant.billing.statements import (
     NOTHING_BESIDE,
@@ -39,7 +39,7 @@ from accountant.billing.statements import build as build_statement
 from accountant.billing.usage_pricing import charges
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.periods import Month, zone
-from accountant.core.settings import Issuer
+from accountant.core.settings import InvoiceIssuer
 from accountant.history_import.import_run import IMPORTING, ImportRow, import_rows, imported_chunks
 from accountant.ledger.protocols import EpochReport
 from accountant.ledger.usage import JobName, Usage, Where
@@ -77,7 +77,7 @@ _BY_TEAM: tuple[Dimension, ...] = ("team",)
 class ReportQuestions(EpochQuestions, Protocol):
     """The queries of a report: accountant.storage.read_snapshot.Snapshot."""
 
-    def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
+    def pods(self, start_ms: int, end_ms: int) -> list[QueuedPod]:
         """The pods that existed in the span."""
         ...
 
@@ -385,7 +385,7 @@ def build(
     team: str | None = None,
     booked: MonthBooks = NO_BOOKS,
     book_before: PriceBook | None = None,
-    issuer: Issuer | None = None,
+    issuer: InvoiceIssuer | None = None,
 ) -> Report:
     """The report of [start_ms, end_ms).
 
@@ -484,7 +484,7 @@ def report(
     *,
     month: Month | None = None,
     team: str | None = None,
-    issuer: Issuer | None = None,
+    issuer: InvoiceIssuer | None = None,
 ) -> Report:
     """Reads and builds the report of a span.
 

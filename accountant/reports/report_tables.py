@@ -31,7 +31,7 @@ RecordKind = Literal["line", "payable", "commitment", "correction", "adjustment"
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ReportRecord:
     """One record.
 
     about: the month of a correction or adjustment, "" for the report's own.
@@ -59,27 +59,29 @@ DECIMALS: Final = {"unit_price": MAX_DECIMALS, "gpu_hours": HOUR_PLACES, "cost":
 """The columns of a record with numbers, each with the decimals that an exact one may have."""
 
 
-def records(report: Report) -> Iterator[Record]:
+def records(report: Report) -> Iterator[ReportRecord]:
     """The records in the order of `RecordKind`; lines and teams in the statement's order."""
     for line in report.lines:
         yield _of_line("line", line, line.cost)
     for team, amount in report.payable.items():
-        yield Record("payable", team, cost=amount)
+        yield ReportRecord("payable", team, cost=amount)
     for line in report.commitments:
         yield _of_line("commitment", line, line.cost)
     for correction in report.corrections:
         yield _of_line("correction", correction.line, correction.amount, correction.month, correction.reason)
     for adjustment in report.adjustments:
-        yield Record(
+        yield ReportRecord(
             "adjustment", adjustment.team, cost=adjustment.amount, about=adjustment.month, reason=adjustment.reason
         )
     if report.booked_beside:
         for team, amount in report.due.items():
-            yield Record("due", team, cost=amount)
+            yield ReportRecord("due", team, cost=amount)
 
 
-def _of_line(kind: RecordKind, line: StatementLine, cost: Decimal | None, about: str = "", reason: str = "") -> Record:
-    return Record(
+def _of_line(
+    kind: RecordKind, line: StatementLine, cost: Decimal | None, about: str = "", reason: str = ""
+) -> ReportRecord:
+    return ReportRecord(
         kind, line.team, line.account, line.detail, line.gpu_model, line.capacity_type, line.price_row or "",
         line.unit_price, line.gpu_hours, cost, about, reason,
     )  # fmt: skip
@@ -90,7 +92,7 @@ ColumnKind = Literal["text", "count", "hours", "money", "price", "ratio", "numbe
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ReportTable:
     """A table of a report.
 
     columns: (name, kind).
@@ -114,7 +116,7 @@ _JOB = "team:text cluster:text namespace:text job:text"
 """The columns of `_job_name`."""
 
 
-def tables(report: Report) -> tuple[Table, ...]:
+def tables(report: Report) -> tuple[ReportTable, ...]:
     """All tables in the order of the page. Empty tables are included, so that every report has the same ones."""
     return (
         _summary(report),
@@ -242,14 +244,14 @@ def instant(at_ms: int) -> datetime:
 
 def _table(
     name: str, title: str, columns: str, rows: Iterable[tuple[Cell, ...]], total: tuple[Cell, ...] | None = None
-) -> Table:
+) -> ReportTable:
     """Makes a table. columns: `name:kind name:kind`. An integer in a column of hours is GPU-µs, and in a column of
     instants it is milliseconds."""
     headings = tuple(
         (name, cast(ColumnKind, kind)) for name, _, kind in (part.partition(":") for part in columns.split())
     )
     cells = (tuple(_converted(cell, kind) for cell, (_, kind) in zip(row, headings, strict=True)) for row in rows)
-    return Table(name, title, headings, tuple(cells), total)
+    return ReportTable(name, title, headings, tuple(cells), total)
 
 
 def _converted(cell: Cell, kind: ColumnKind) -> Cell:
@@ -258,7 +260,7 @@ def _converted(cell: Cell, kind: ColumnKind) -> Cell:
     return instant(cell) if isinstance(cell, int) and kind == "instant" else cell
 
 
-def _summary(report: Report) -> Table:
+def _summary(report: Report) -> ReportTable:
     """The summary; without figures if nothing of the span is metered."""
     stated, head = report.statement, report.headline
     priced = report.currency is not None and stated.metered
@@ -286,7 +288,7 @@ def _summary(report: Report) -> Table:
     )  # fmt: skip
 
 
-def _money(report: Report) -> Iterator[Table]:
+def _money(report: Report) -> Iterator[ReportTable]:
     """The statement's lines, payable amounts, other booked items, and amounts due."""
     all_records = list(records(report))
     lines = [record for record in all_records if record.record == "line"]
@@ -315,27 +317,27 @@ def _money(report: Report) -> Iterator[Table]:
     yield _by_team("due", "Due by team", all_records)
 
 
-def sum_of(some_records: Iterable[Record], column: str) -> Decimal:
+def sum_of(some_records: Iterable[ReportRecord], column: str) -> Decimal:
     """The sum of a column, without what is unknown."""
     values = (getattr(record, column) for record in some_records)
     return exact_sum(value for value in values if value is not None)
 
 
-def sum_of_lines(report: Report, lines: Iterable[Record]) -> Decimal | None:
+def sum_of_lines(report: Report, lines: Iterable[ReportRecord]) -> Decimal | None:
     """The cost of the statement's priced lines; None if no billed time has a price, or no time is metered."""
     if not report.statement.metered:
         return None
     return _known(exact_sum(line.cost for line in lines if line.cost is not None), report.statement.unpriced_gpu_us)
 
 
-def _by_team(record: str, title: str, all_records: Iterable[Record]) -> Table:
+def _by_team(record: str, title: str, all_records: Iterable[ReportRecord]) -> ReportTable:
     """Amounts of one kind of record by team."""
     amounts = [(r.team, r.cost) for r in all_records if r.record == record]
     total = exact_sum(amount for _, amount in amounts if amount is not None)
     return _table(record, title, "team:text amount:money", amounts, ("total", total))
 
 
-def _imports(report: Report) -> Table:
+def _imports(report: Report) -> ReportTable:
     """Imported time; it concerns the whole cluster and not a single team."""
     return _table(
         "imports",

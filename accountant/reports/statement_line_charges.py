@@ -26,7 +26,7 @@ from accountant.billing.charge import Charge
 from accountant.billing.cost_allocation import bills
 from accountant.billing.statements import StatementLine
 from accountant.core.periods import Month, day_span
-from accountant.core.settings import Issuer
+from accountant.core.settings import InvoiceIssuer
 from accountant.ledger.protocols import Questions
 from accountant.prices.price_book import Price, PriceBook
 from accountant.wire.usage_cost_and_job_models import Dimension
@@ -51,11 +51,11 @@ class Details:
 
     charges: tuple[Charge, ...]
     prices: Mapping[str, Price]
-    issuer: Issuer
+    issuer: InvoiceIssuer
 
     @classmethod
     def asked(
-        cls, ledger: Questions, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str, issuer: Issuer
+        cls, ledger: Questions, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str, issuer: InvoiceIssuer
     ) -> Details:
         """Reads the data for [start_ms, end_ms) from the ledger."""
         rows = {price.id: price for price in book.prices} if book is not None else {}

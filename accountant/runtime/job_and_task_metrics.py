@@ -58,7 +58,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _COMMIT_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
-class Metrics:
+class AccountantMetrics:
     """The metrics registry of one accountant. Thread-safe."""
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ _IDENTIFIER = 102
 """Header field that holds a list of bytes (the database's id); the other fields hold one number."""
 
 
-class Verdict(Enum):
+class LogState(Enum):
     """The state of a log.
 
     CLEAN: it ends with a complete commit.
@@ -62,7 +62,7 @@ class Verdict(Enum):
     UNKNOWN = "unknown"
 
 
-def judge_log(log: bytes | mmap.mmap) -> tuple[Verdict, int]:
+def judge_log(log: bytes | mmap.mmap) -> tuple[LogState, int]:
     """Return the state of a log, and the offset up to which it can be used: the end of the last commit before the first
     incomplete entry, otherwise the end of the header; 0 if there is no complete header of a known version."""
     at = commit = 0
@@ -70,18 +70,18 @@ def judge_log(log: bytes | mmap.mmap) -> tuple[Verdict, int]:
         try:
             at = commit = _header_end(log)
         except IndexError:
-            return Verdict.TORN, 0
+            return LogState.TORN, 0
         except ValueError:
-            return Verdict.UNKNOWN, 0
+            return LogState.UNKNOWN, 0
         while end := _entry_end(log, at):
             if log[at:end] == COMMIT:
                 commit = end
             at = end
     if 0 < commit == len(log):
-        return Verdict.CLEAN, commit
+        return LogState.CLEAN, commit
     marker = log.find(COMMIT, commit)
     torn = marker in (-1, len(log) - len(COMMIT))
-    return (Verdict.TORN if torn else Verdict.DAMAGED), commit
+    return (LogState.TORN if torn else LogState.DAMAGED), commit
 
 
 def _entry_end(log: bytes | mmap.mmap, at: int) -> int | None:
@@ -136,7 +136,7 @@ def _varint(log: bytes | mmap.mmap, at: int) -> tuple[int, int]:
             return value, at
 
 
-def prepare_log(database: Path) -> Verdict | None:
+def prepare_log(database: Path) -> LogState | None:
     """Make the log beside `database` safe to open, and return its state; None if there is no log (after a clean stop).
 
     A torn log is copied and then cut before its last commit. A log beside which DuckDB's own files of an interrupted
@@ -148,14 +148,14 @@ def prepare_log(database: Path) -> Verdict | None:
     with log.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         verdict, commit = judge_log(content)
     others = [log.with_name(log.name + end) for end in (".checkpoint", ".recovery")]
-    if verdict is Verdict.CLEAN or any(other.exists() for other in others):
+    if verdict is LogState.CLEAN or any(other.exists() for other in others):
         return verdict
-    if verdict is Verdict.UNKNOWN:
+    if verdict is LogState.UNKNOWN:
         _keep_both(database, log)
         return verdict
     aside = log.with_name(log.name + f".{verdict.value}")
     shutil.copyfile(log, aside)
-    if verdict is Verdict.DAMAGED:
+    if verdict is LogState.DAMAGED:
         raise LedgerDamaged(
             f"{log}: damaged after byte {commit}, and complete commits follow the damage (copy: {aside}): restore the "
             "ledger from a backup, or cut the log at that byte; the agents then send the missing records again"

@@ -208,7 +208,7 @@ class Tenure(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Gpu:
+class MeteredGpu:
     cluster: str
     uuid: str
     model: str
@@ -223,7 +223,7 @@ class GpuLifetimes:
     retired: by GPU id, the instant until which the GPU is capacity.
     placed, charged: the histories of nodes and namespaces whose facts changed."""
 
-    gpus: Mapping[int, Gpu] = field(default_factory=dict)
+    gpus: Mapping[int, MeteredGpu] = field(default_factory=dict)
     tenures: Mapping[int, Mapping[str, Tenure]] = field(default_factory=dict)
     own: Mapping[int, Mapping[str, Tenure]] = field(default_factory=dict)
     nodes: Mapping[NodeKey, NodeFacts] = field(default_factory=dict)
@@ -382,7 +382,7 @@ class GpuLifetimes:
         return Life(start, end, last, home, nodes, tuple(union(down)))
 
     def booked(
-        self, changes: Mapping[int, tuple[Gpu, Mapping[str, Tenure]]], own: Mapping[int, Mapping[str, Tenure]]
+        self, changes: Mapping[int, tuple[MeteredGpu, Mapping[str, Tenure]]], own: Mapping[int, Mapping[str, Tenure]]
     ) -> GpuLifetimes:
         """Return the fleet after a transaction.
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from accountant.ledger.team_assignment import Assignment
 from accountant.storage.duckdb_engine import Cursor
-from accountant.storage.gpu_lifetimes import Gpu, GpuCensus, GpuLifetimes, Tenure
+from accountant.storage.gpu_lifetimes import GpuCensus, GpuLifetimes, MeteredGpu, Tenure
 from accountant.storage.span_splitting import EVERY_GPU
 from accountant.storage.write import record_columns, rollups
 from accountant.storage.write.inventory_and_journal_tables import last_act, last_decision, read_namespaces, read_nodes
@@ -248,13 +248,13 @@ class State:
 def load(cursor: Cursor, zone: ZoneInfo = UTC, exported_labels: tuple[str, ...] = ()) -> State:
     """Read the state from the tables. `zone` is the time zone of the daily sums."""
     marks = {(cluster, node, epoch): seq for cluster, node, epoch, seq in cursor.rows("marks")}
-    gpus: dict[int, Gpu] = {}
+    gpus: dict[int, MeteredGpu] = {}
     tenures: dict[int, dict[str, Tenure]] = {}
     agents: dict[int, dict[str, Tenure]] = {}
     imported: set[int] = set()
     unfolded = frozenset(row[0] for row in cursor.run("FROM unfolded"))
     for gpu, cluster, uuid, model, node, first, last, of_import in cursor.rows("tenures", row_range(unfolded)):
-        gpus[gpu] = Gpu(cluster, uuid, model)
+        gpus[gpu] = MeteredGpu(cluster, uuid, model)
         tenure = Tenure(first, last)
         nodes = tenures.setdefault(gpu, {})
         nodes[node] = tenure.with_(nodes.get(node))
@@ -266,7 +266,7 @@ def load(cursor: Cursor, zone: ZoneInfo = UTC, exported_labels: tuple[str, ...] 
     for gpu, cluster, uuid, model in cursor.run(
         "SELECT g.id, g.cluster, g.gpu_uuid, max(d.gpu_model) FROM device d JOIN gpu g ON g.id = d.gpu GROUP BY ALL"
     ):
-        gpus.setdefault(gpu, Gpu(cluster, uuid, model))
+        gpus.setdefault(gpu, MeteredGpu(cluster, uuid, model))
     known, placed = read_nodes(cursor)
     namespaces, charged = read_namespaces(cursor)
     retired: dict[int, int] = dict(cursor.run("SELECT gpu, max(at_ms) FROM retired GROUP BY gpu"))

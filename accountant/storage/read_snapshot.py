@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from accountant.billing.queue_waits import JobPods, KnownPod, merge_sources
+from accountant.billing.queue_waits import JobPods, QueuedPod, merge_sources
 from accountant.core.claim_overlap import Span, union
 from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, full_us
 from accountant.core.periods import utc
@@ -155,7 +155,7 @@ class Snapshot:
         of: Collection[JobKey] | None = None,
         waiting: bool = False,
         placed: bool = False,
-    ) -> list[KnownPod]:
+    ) -> list[QueuedPod]:
         """Return the pods that existed in the span, by cluster and uid.
 
         of: only pods of these jobs; None: all.
@@ -165,14 +165,14 @@ class Snapshot:
         only, begins = _WAITING * waiting, _PLACED * placed
         return list(self._pods(start_ms, end_ms, of, only=only, placed=begins, ending=_BY_UID))
 
-    def each_pod(self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None) -> Iterator[KnownPod]:
+    def each_pod(self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None) -> Iterator[QueuedPod]:
         """Yield the pods that existed in the span, in any order. They are not in memory together. Ask nothing else
         before the last one.
 
         of: only pods of these jobs; None: all."""
         return self._pods(start_ms, end_ms, of, only="", placed="", ending="")
 
-    def _pods(self, start_ms: int, end_ms: int, of: Collection[JobKey] | None, **parts: str) -> Iterator[KnownPod]:
+    def _pods(self, start_ms: int, end_ms: int, of: Collection[JobKey] | None, **parts: str) -> Iterator[QueuedPod]:
         parameters: dict[str, Any] = {"low": start_ms, "high": end_ms}
         tables = {"pod": "pod", "seen": "pod_seen"}
         if of is not None and len(of) <= _MANY:
@@ -194,7 +194,7 @@ class Snapshot:
         rows = self._cursor.run(sql, {"low": start_ms, "high": end_ms})
         return {JobKey(*row[:3]): JobPods(*row[3:]) for row in called_off.each(rows)}
 
-    def _pod(self, cluster: str, node: str | None, seen: str | None, start_ms: int) -> KnownPod:
+    def _pod(self, cluster: str, node: str | None, seen: str | None, start_ms: int) -> QueuedPod:
         """Return the merged facts of one pod. `node` and `seen` are its encoded facts from the node and from the API
         server; None if there are none."""
         of_node, of_cluster = (None if facts is None else _decoder.decode(facts) for facts in (node, seen))
@@ -207,7 +207,7 @@ class Snapshot:
         space = self._state.fleet.namespace_at((cluster, facts.namespace), created_ms)
         chooses = space is not None and space.label and labels_count(facts)
         team = rules.team(queue, space, facts.labels if chooses else {})
-        return KnownPod(cluster, team, queue, facts)
+        return QueuedPod(cluster, team, queue, facts)
 
     def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
         """Return the jobs (`Kind/name`) of the pods of a namespace."""

@@ -27,7 +27,7 @@ from accountant.storage.query.window_query import Windows
 from accountant.storage.record_archive import Archive
 from accountant.storage.retention import Fetched, Needs, NotFetched
 from accountant.storage.write.batch_admission import SET_ASIDE, GroupCommit, over_quota_numbers, stored_digests
-from accountant.storage.write.gpu_and_pod_ownership import MOVE_AFTER_MS, GpuOwners, PodNodes
+from accountant.storage.write.gpu_and_pod_ownership import MOVE_AFTER_MS, GpuRegister, PodNodes
 from accountant.storage.write.interval_writer import BookedChanges, book
 from accountant.storage.write.name_ids import Dictionaries, PodKey, new_names
 from accountant.storage.write.pod_labels import PodLabels
@@ -90,7 +90,7 @@ class Transactions:
         self._windows = Windows(self._month_zone)
         self._writing = threading.RLock()
         self._swap = threading.Lock()
-        self._owners = GpuOwners(gpu_move_after_ms)
+        self._owners = GpuRegister(gpu_move_after_ms)
         try:
             with self._database.cursor() as cursor:
                 self._state = load(cursor, self._month_zone, self._names.labels.names)

@@ -21,7 +21,7 @@ from fastapi.responses import RedirectResponse
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from accountant.api.access_control import Reader, admit, check_form, check_teams, team_filter
-from accountant.api.answer_cache import Answer
+from accountant.api.answer_cache import CachedAnswer
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.query_parameters import NamedDimension, QuerySpan, check_cost, invalid
 from accountant.core import periods
@@ -96,7 +96,7 @@ class View:
 
     bar: Bar
     asked: Question
-    answer: Answer[Explored]
+    answer: CachedAnswer[Explored]
     rows: Selection
 
     @property
@@ -268,7 +268,7 @@ def _identity(bar: Bar, params: ExploreParams, asked: Question) -> tuple[object,
     return bar.span.start_ms, end, asked.by, where, asked.timezone, asked.measure, asked.unit, params.compare
 
 
-def _explored(bar: Bar, params: ExploreParams, asked: Question, deps: Deps) -> Answer[Explored]:
+def _explored(bar: Bar, params: ExploreParams, asked: Question, deps: Deps) -> CachedAnswer[Explored]:
     limits, zone = deps.settings.limits, periods.zone(bar.span.timezone)
 
     def spans(span: QuerySpan) -> list[QuerySpan]:

@@ -16,7 +16,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
 from accountant.api.access_control import Reader, check_teams, team_filter
-from accountant.api.answer_cache import Answer
+from accountant.api.answer_cache import CachedAnswer
 from accountant.api.dependencies import AppDeps, Deps, LedgerSnapshot
 from accountant.api.query_parameters import NamedDimension, Params, QuerySpan, check_cost, invalid
 from accountant.billing.budget_forecast import states
@@ -147,7 +147,7 @@ def _named(dimension: Dimension, value: str) -> str:
     return figure_formatting.queue(value) if dimension == "queue" else figure_formatting.name(value)
 
 
-def _group(deps: Deps, params: GroupParams, month: Month, principal: Principal) -> Answer[Group]:
+def _group(deps: Deps, params: GroupParams, month: Month, principal: Principal) -> CachedAnswer[Group]:
     timezone = deps.settings.timezone
     start, whole_end = month.span(periods.zone(timezone))
     allowed = principal.teams

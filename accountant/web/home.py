@@ -36,7 +36,7 @@ _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1040, 190, 70, 8, 12, 26
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class TeamChange:
     """The time that a team held in the last 24 hours, and in the 24 hours before, in GPU-µs."""
 
     team: str
@@ -91,7 +91,7 @@ class Home:
     month_since_ms: int
     day: Accounts
     month: Accounts
-    changes: tuple[Change, ...] | None
+    changes: tuple[TeamChange, ...] | None
     costs: tuple[DayCost, ...] | None
     currency: str | None
     budgets: tuple[BudgetState, ...]
@@ -121,7 +121,7 @@ def figures(ledger: Questions, book: PriceBook | None, at_ms: int, now: Span, ti
         for part in parts[1:]
     )
     changes = [
-        Change(team, last.get(team, 0), before.get(team, 0))
+        TeamChange(team, last.get(team, 0), before.get(team, 0))
         for team in before.keys() | last.keys()
         if last.get(team, 0) != before.get(team, 0)
     ]

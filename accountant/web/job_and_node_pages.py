@@ -81,7 +81,7 @@ class GpuTimeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class NodeTimeline:
     """The timelines of a node's GPUs.
 
     starts: local starts of the cells, each `hours` long.
@@ -132,7 +132,7 @@ def cells(start_ms: int, end_ms: int, tz: ZoneInfo) -> TimelineCells:
 
 def timeline(
     ledger: EpochQuestions, start_ms: int, end_ms: int, where: Where, timezone: str
-) -> tuple[Timeline, Sequence[UsageLine]]:
+) -> tuple[NodeTimeline, Sequence[UsageLine]]:
     """The timeline of the GPUs that match a filter, over [start_ms, end_ms), and the usage of each GPU over the whole
     span. The timeline has the MOST_STRIPS GPUs with the most allocated time, sorted by node and name.
 
@@ -157,7 +157,7 @@ def timeline(
         for (node, gpu, model), of_cells in sorted(cells_of_gpu.items())
     ]
     strips.sort(key=lambda strip: (strip.detail, strip.name))
-    return Timeline(division.starts, division.hours, tuple(strips), len(of_gpus) - len(strips)), of_gpus
+    return NodeTimeline(division.starts, division.hours, tuple(strips), len(of_gpus) - len(strips)), of_gpus
 
 
 def _local(at_ms: int, tz: ZoneInfo) -> datetime:
@@ -166,7 +166,7 @@ def _local(at_ms: int, tz: ZoneInfo) -> datetime:
     return local.replace(minute=0, second=0, microsecond=0, tzinfo=None, fold=0)
 
 
-def timeline_svg(timeline: Timeline, title: str) -> str:
+def timeline_svg(timeline: NodeTimeline, title: str) -> str:
     """An SVG with a row for each GPU and a column for each cell. A column shows the accounts, busy time at the
     bottom."""
     height = _TOP + len(timeline.strips) * (_ROW + _GAP) + _BOTTOM
@@ -193,7 +193,7 @@ def timeline_svg(timeline: Timeline, title: str) -> str:
     return drawn(svg)
 
 
-def _described(timeline: Timeline) -> str:
+def _described(timeline: NodeTimeline) -> str:
     gpus = "; ".join(f"{strip.name}: {_shares(strip.whole)}" for strip in timeline.strips[:8])
     return f"{len(timeline.strips)} GPUs in cells of {timeline.hours} h. {gpus}"
 
@@ -218,7 +218,7 @@ _TIMELINE_MS = 31 * MS_PER_DAY
 """Longest timeline; for a longer job the timeline shows the last part."""
 
 
-class JobsParams(Params):
+class JobsPageParams(Params):
     month: str | None = None
     team: str | None = Field(default=None, max_length=253)
     days: int | None = Field(default=None, ge=1, le=92)
@@ -236,7 +236,9 @@ class JobsParams(Params):
 
 
 @router.get("/jobs")
-def jobs_page(request: Request, params: Annotated[JobsParams, Query()], deps: AppDeps, principal: Reader) -> Response:
+def jobs_page(
+    request: Request, params: Annotated[JobsPageParams, Query()], deps: AppDeps, principal: Reader
+) -> Response:
     tz = periods.zone(deps.settings.timezone)
     at = deps.clock.wall_ms()
     month, where, choice = _chosen_jobs(params, deps, principal)
@@ -273,7 +275,7 @@ def _before_page(number: int) -> int:
 
 @router.get("/jobs.csv")
 def jobs_file(
-    request: Request, params: Annotated[JobsParams, Query()], deps: AppDeps, principal: DocumentReader
+    request: Request, params: Annotated[JobsPageParams, Query()], deps: AppDeps, principal: DocumentReader
 ) -> Response:
     """All jobs of the page's view, with exact hours and costs; a cost that lacks a price is empty."""
     month, where, choice = _chosen_jobs(params, deps, principal)
@@ -292,7 +294,7 @@ def jobs_file(
 
 
 def _chosen_jobs(
-    params: JobsParams, deps: Deps, principal: Principal
+    params: JobsPageParams, deps: Deps, principal: Principal
 ) -> tuple[Month, dict[Dimension, tuple[str, ...]], page_rows.JobChoice]:
     """The month that a request shows, the filter by its teams, and which jobs it lists. Raises Refusal."""
     tz = periods.zone(deps.settings.timezone)
@@ -338,10 +340,10 @@ def _render_job(
     request: Request,
     deps: Deps,
     answer: JobAnswer,
-    strips: Timeline,
+    strips: NodeTimeline,
     used: UsageLine | None,
     decisions: list[Decision],
-    shares: list[decision_text.Share],
+    shares: list[decision_text.QueueStanding],
     *,
     everyone: bool,
 ) -> Response:
@@ -375,7 +377,7 @@ MOST_OUTAGES = 50
 _MOVE = TypeAdapter(Move)
 
 
-class SpanParams(Params):
+class DaysParams(Params):
     days: int = Field(default=7, ge=1, le=92)
 
 
@@ -401,11 +403,11 @@ _SMALLEST_FIRST: Final = frozenset({"name", "pool", "model", "silent"})
 """The orders of nodes that do not begin with the most."""
 
 
-class NodeParams(SpanParams):
+class NodeParams(DaysParams):
     at: str | None = Field(default=None, max_length=40)
 
 
-class NodesParams(SpanParams):
+class NodesParams(DaysParams):
     """The parameters of the page of nodes. reverse: the order the other way round."""
 
     sort: NodeOrder = "name"

@@ -23,7 +23,7 @@ from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from accountant.api.access_control import Reader, known_team_for, limit_address_rate, require_all_teams, team_for
-from accountant.api.answer_cache import Answer
+from accountant.api.answer_cache import CachedAnswer
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal, answer, retry_later
 from accountant.api.query_parameters import Params, invalid
@@ -249,7 +249,7 @@ def _report(request: Request, deps: Deps, month: str, team: str | None) -> Respo
     return tagged(request, report.value.replace("<body>", f"<body>{bar}", 1).encode(), HTML)
 
 
-def report_of(deps: Deps, month: Month, team: str | None) -> Answer[str]:
+def report_of(deps: Deps, month: Month, team: str | None) -> CachedAnswer[str]:
     """The HTML report of a month; team: None for the whole cluster."""
     readings = page_queries.readings_of(deps, month)
 
@@ -259,7 +259,7 @@ def report_of(deps: Deps, month: Month, team: str | None) -> Answer[str]:
 
     # Pages depend only on this key: what was rendered from the same readings is reused.
     key = ("report", month, team, deps.books.status(month), page_queries.books(deps), readings.value.found_ms)
-    return Answer(deps.answers.ask(key, rendered, lambda: None).value, readings.as_of_ms)
+    return CachedAnswer(deps.answers.ask(key, rendered, lambda: None).value, readings.as_of_ms)
 
 
 def prepare_pages(deps: Deps) -> None:

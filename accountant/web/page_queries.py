@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from accountant.api.answer_cache import Answer
+from accountant.api.answer_cache import CachedAnswer
 from accountant.api.dependencies import Deps
 from accountant.api.query_parameters import QuerySpan
 from accountant.billing import job_costs, statement_breakdown, statements
@@ -46,7 +46,7 @@ _RECORDS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class KnownDemand:
     """The known demand for GPUs.
 
     watched: the cluster whose pods the accountant watches through an API server, "" for none. Only for this cluster is
@@ -55,7 +55,7 @@ class Demand:
 
     watched: str
     waiting: tuple[page_rows.Waiting, ...]
-    asks: tuple[decision_text.Share, ...]
+    asks: tuple[decision_text.QueueStanding, ...]
 
     @property
     def known(self) -> bool:
@@ -67,7 +67,7 @@ class CurrentDemand:
     """The present use of GPUs, and the demand for them."""
 
     held: page_rows.CurrentUse
-    demand: Demand
+    demand: KnownDemand
 
 
 def records(ledger: Ledger, at_ms: int) -> list[Decision]:
@@ -77,7 +77,7 @@ def records(ledger: Ledger, at_ms: int) -> list[Decision]:
         return moment.decisions(since, at_ms + 1, _RECORDS, kind="weight", subject=decision_text.EVERYTHING)
 
 
-def demand(deps: Deps, waiting: tuple[page_rows.Waiting, ...], at_ms: int) -> Demand:
+def demand(deps: Deps, waiting: tuple[page_rows.Waiting, ...], at_ms: int) -> KnownDemand:
     """The demand for GPUs: waiting pods, and the requests of queues in the controller's records."""
     kubernetes = deps.settings.kubernetes
     policies = deps.ledger.status().policies(at_ms, at_ms + 1)
@@ -86,10 +86,10 @@ def demand(deps: Deps, waiting: tuple[page_rows.Waiting, ...], at_ms: int) -> De
     leaves = [queue.name for queue in queues if queue.name not in parents]
     shares = decision_text.shares(records(deps.ledger, at_ms), leaves) if leaves else []
     asks = tuple(share for share in shares if share.asks is not None and share.holds is not None)
-    return Demand(kubernetes.cluster if kubernetes.inventory else "", waiting, asks)
+    return KnownDemand(kubernetes.cluster if kubernetes.inventory else "", waiting, asks)
 
 
-def current_demand(deps: Deps) -> Answer[CurrentDemand]:
+def current_demand(deps: Deps) -> CachedAnswer[CurrentDemand]:
     """Returns the use of GPUs in the newest quarter of an hour (in a lake: hour) for which the nodes that report have
     records (`page_rows.known_until`)."""
 
@@ -107,7 +107,7 @@ def current_demand(deps: Deps) -> Answer[CurrentDemand]:
     return deps.answers.ask(("now", books(deps)), compute)
 
 
-def home_of(deps: Deps, now: Span) -> Answer[home.Home]:
+def home_of(deps: Deps, now: Span) -> CachedAnswer[home.Home]:
     """The figures of the first page beside the present. now: the newest metered span."""
 
     def compute() -> home.Home:
@@ -126,7 +126,7 @@ def recorded_of(deps: Deps, month: Month) -> bool:
     return newest_ms > start and first_ms < end
 
 
-def month_so_far(deps: Deps, month: Month) -> Answer[page_rows.MonthSoFar]:
+def month_so_far(deps: Deps, month: Month) -> CachedAnswer[page_rows.MonthSoFar]:
     """The sums of the current month up to now. month: the current month."""
 
     def compute() -> page_rows.MonthSoFar:
@@ -142,7 +142,7 @@ def jobs_of(
     choice: page_rows.JobChoice = page_rows.DEAREST,
     days: int | None = None,
     skipped: int = 0,
-) -> Answer[dict[JobState | None, page_rows.Jobs]]:
+) -> CachedAnswer[dict[JobState | None, page_rows.Jobs]]:
     """The first MOST_JOBS jobs of each state, and of all states under None, in the chosen order. days: the last days
     instead of the month. skipped: leave out this number of jobs before them."""
 
@@ -193,7 +193,7 @@ def gpus_of(deps: Deps, cluster: str, node: str) -> tuple[GpuOwnership, ...]:
         return tuple(gpu for gpu in moment.gpu_owners() if gpu.cluster == cluster and node in gpu.nodes)
 
 
-def coverage(deps: Deps, month: Month) -> Answer[tuple[page_rows.NodeCoverage, ...]]:
+def coverage(deps: Deps, month: Month) -> CachedAnswer[tuple[page_rows.NodeCoverage, ...]]:
     """The coverage of each node in the current month."""
 
     def compute() -> tuple[page_rows.NodeCoverage, ...]:
@@ -217,7 +217,7 @@ class MonthReadings:
         return self.readings.nbytes
 
 
-def readings_of(deps: Deps, month: Month) -> Answer[MonthReadings]:
+def readings_of(deps: Deps, month: Month) -> CachedAnswer[MonthReadings]:
     """The data of a month's reports. It is read once for all teams, so that other report pages need not wait."""
     timezone = deps.settings.timezone
     start, whole_end = month.span(periods.zone(timezone))
@@ -249,7 +249,7 @@ class Bills:
         return self.groups.nbytes
 
 
-def bills_of(deps: Deps, month: Month, by: Cut) -> Answer[Bills]:
+def bills_of(deps: Deps, month: Month, by: Cut) -> CachedAnswer[Bills]:
     """The bills of a month from its records, at the month's prices."""
     (key,), mark = _bills_keys(deps, month, (by,))
     return deps.answers.ask(key, lambda: _bills(deps, month, (by,))[0], mark)
@@ -297,7 +297,7 @@ def explored(
     most_series: int,
     *,
     ends: bool,
-) -> Answer[Explored]:
+) -> CachedAnswer[Explored]:
     """The answer of the page Explore.
 
     identity: distinguishes the question.

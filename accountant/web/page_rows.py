@@ -17,7 +17,7 @@ from accountant.api.dependencies import LedgerSnapshot
 from accountant.billing.charge import ALLOCATED, BILLED, Account, quantify, unpriced_us
 from accountant.billing.cost_allocation import statement
 from accountant.billing.job_costs import JobFigures, JobList, chosen
-from accountant.billing.queue_waits import KnownPod, pod_wait
+from accountant.billing.queue_waits import QueuedPod, pod_wait
 from accountant.billing.statements import Adjustment, Correction
 from accountant.billing.usage_pricing import charges
 from accountant.core.periods import Month, zone
@@ -260,7 +260,7 @@ def held_by(lines: Iterable[UsageLine]) -> list[UsageLine]:
     return sorted((line for line in lines if line.accounts_gpu_us.allocated), key=rank)
 
 
-def waiting(pods: Iterable[KnownPod], at_ms: int) -> tuple[Waiting, ...]:
+def waiting(pods: Iterable[QueuedPod], at_ms: int) -> tuple[Waiting, ...]:
     """The waiting pods by queue, the longest wait first."""
     by_queue: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for pod in pods:

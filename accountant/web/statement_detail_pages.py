@@ -28,11 +28,11 @@ from accountant.api.query_parameters import Params
 from accountant.billing.statement_breakdown import (
     DIMENSIONS,
     LATE,
+    BreakdownRow,
     Cut,
     ItemAmount,
     Itemised,
     LineFilter,
-    Row,
     accounts_named,
     itemise,
 )
@@ -136,8 +136,8 @@ class _ShownLines:
 
     lines: Sequence[tuple[StatementLine, ItemAmount]]
     whole: ItemAmount
-    rows: Sequence[Row]
-    rest: Row | None
+    rows: Sequence[BreakdownRow]
+    rest: BreakdownRow | None
     more: int
     count: int
 

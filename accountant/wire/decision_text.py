@@ -145,7 +145,7 @@ class DecisionText:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class QueueStanding:
     """A queue's figures in the last recorded cycle.
 
     cycle: the record of the cycle.
@@ -198,10 +198,10 @@ def _policy(decision: Decision) -> DecisionText:
     return DecisionText("What changed in the policy", (sentence(decision.reason),), tuple(facts), grids)
 
 
-def shares(decisions: Iterable[Decision], queues: Sequence[str]) -> list[Share]:
+def shares(decisions: Iterable[Decision], queues: Sequence[str]) -> list[QueueStanding]:
     """The shares of these queues, one for each target, from the newest record that contains the queue. decisions:
     newest first."""
-    by_queue: dict[tuple[str, str], Share] = {}
+    by_queue: dict[tuple[str, str], QueueStanding] = {}
     for decision in decisions:
         if decision.kind == "weight" and decision.subject == EVERYTHING:
             for queue in queues:
@@ -393,11 +393,11 @@ def _queues(record: Decision | None, subject: str | None) -> list[TextTable]:
     return [TextTable("Every queue at that time", lead, columns, rows, 1, strong)]
 
 
-def _share(queue: str, record: Decision) -> Share:
+def _share(queue: str, record: Decision) -> QueueStanding:
     standing = mapping(mapping(record.inputs.get("standings")).get(queue))
     window = mapping(record.inputs.get("window"))
     usage, capacity = number(mapping(window.get("usage")).get(queue)), number(window.get("capacity"))
-    return Share(
+    return QueueStanding(
         queue, record, number(standing.get("allocated")), number(standing.get("requested")),
         number(mapping(record.inputs.get("due")).get(queue)), number(standing.get("weight")),
         usage / capacity if usage is not None and capacity else None,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from agent.core.readings import DeviceReading, HolderReading, InstanceReading, Reading, Unavailable
-from agent.metering.usage_attribution import GpuPart, Layout, Share, attribute_busy, reading_key
+from agent.metering.usage_attribution import DevicePart, Layout, Share, attribute_busy, reading_key
 from agent.wire import Method
 from gputally.base.apportionment import prorate
 
@@ -224,7 +224,7 @@ def _reconciled(
     return _Busy(busy_known, total, tuple(parts_busy), own_busy, tuple(others), reasons, tuple(ranks), parts_rank)
 
 
-def _reconcile(part: GpuPart, whole: Reading, holders: list[Reading], others: int) -> tuple[Reading, list[Reading]]:
+def _reconcile(part: DevicePart, whole: Reading, holders: list[Reading], others: int) -> tuple[Reading, list[Reading]]:
     """Return the busy time of a part as a whole, and of each of its holders. If one is missing, derive it from the
     other.
 
@@ -305,7 +305,7 @@ def _readings(layout: Layout, before: DeviceReading, after: DeviceReading) -> _P
     ]  # fmt: skip
 
 
-def _busy(part: GpuPart, before: _PartReading, after: _PartReading) -> Reading:
+def _busy(part: DevicePart, before: _PartReading, after: _PartReading) -> Reading:
     if part.outside:  # nothing can run on slices that belong to no instance
         return 0
     if before is None or after is None:

@@ -46,7 +46,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuPart:
+class DevicePart:
     """A whole GPU, one MIG instance, or the compute slices outside every instance (`outside`).
 
     weight: the size of the part: its fraction of the device is weight / (sum of the weights of all parts).
@@ -70,7 +70,7 @@ class Layout:
 
     gpu: Gpu
     allocations: tuple[Allocation, ...]
-    parts: tuple[GpuPart, ...]
+    parts: tuple[DevicePart, ...]
     shares: tuple[Share, ...]
     positions: dict[tuple[str, str, str], int]
 
@@ -109,13 +109,13 @@ def lay_out(gpu: Gpu, allocations: Iterable[Allocation]) -> Layout:
             divided.append((None, max(outside, 0) if instances else 1, strays))
     else:
         divided = [(None, 1, list(ordered))]
-    parts: list[GpuPart] = []
+    parts: list[DevicePart] = []
     shares: list[Share] = []
     for instance, weight, part_allocations in divided:
         inner, weights = _part_shares(gpu, instance, part_allocations)
         mig_uuid = instance.uuid if instance else ""
         outside_mig = instance is None and bool(gpu.mig)
-        parts.append(GpuPart(mig_uuid, outside_mig, weight, len(shares), tuple(inner), tuple(weights)))
+        parts.append(DevicePart(mig_uuid, outside_mig, weight, len(shares), tuple(inner), tuple(weights)))
         shares.extend(inner)
     positions = {share.key: i for i, share in enumerate(shares) if share.holder is not None}
     return Layout(gpu, ordered, tuple(parts), tuple(shares), positions)
@@ -208,7 +208,7 @@ def attribute_busy(
 
 
 def attribute_activity(
-    part: GpuPart, activity_us: int, busy: Sequence[int], rest_us: int, capacities: Sequence[int]
+    part: DevicePart, activity_us: int, busy: Sequence[int], rest_us: int, capacities: Sequence[int]
 ) -> list[int]:
     """Split the SM or tensor activity of one part. Return the microseconds of each share, followed by those that belong
     to no holder. They add up to `activity_us`.

@@ -12,17 +12,11 @@ from typing import Literal
 import yaml
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from gputally.base import errors
-from gputally.base.errors import FairshareError
 from gputally.server import config_loading
 from gputally.server.config_loading import Duration, Model
 from gputally.server.loopback import is_loopback
 
 ENV_PREFIX = "GPUTALLY_FAIRSHARE_"
-
-
-class SettingsFault(FairshareError):
-    """Invalid settings: one or more faults, one per line, each with its place and reason."""
 
 
 class Settings(Model):
@@ -162,10 +156,7 @@ def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, obje
     """Read and merge settings file, environment and flags (`gputally.server.config_loading`).
 
     flags: only the options that the user gave. Raises SettingsFault."""
-    try:
-        return config_loading.load_settings(Settings, ENV_PREFIX, path, environ, flags)
-    except errors.SettingsFault as fault:
-        raise SettingsFault(str(fault)) from fault
+    return config_loading.load_settings(Settings, ENV_PREFIX, path, environ, flags)
 
 
 Level = Literal["debug", "info", "warning", "error"]

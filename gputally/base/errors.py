@@ -20,12 +20,12 @@ class CannotStart(AccountantError):
     """This process cannot use a folder, a file or an address. The message is one line: the place and the reason."""
 
 
-class SettingsFault(AccountantError):
-    """The settings are invalid. The message has one line per fault: its place and the reason."""
-
-
 class FairshareError(Exception):
     """Base class of fairshare's errors."""
+
+
+class SettingsFault(AccountantError, FairshareError):
+    """The settings of a program are invalid. The message has one line per fault: its place and the reason."""
 
 
 class AgentError(Exception):

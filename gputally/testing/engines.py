@@ -99,7 +99,7 @@ OF_LEDGERS: Final[Mapping[str, Question]] = {
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedLedger:
     """A ledger that publishes into a lake. ends_ms: until when it has records."""
 
     name: str
@@ -125,8 +125,8 @@ class Published:
 @dataclass(frozen=True)
 class TwoLedgers:
     lake: Lake
-    north: Published
-    south: Published
+    north: PublishedLedger
+    south: PublishedLedger
 
 
 def _records(name: str, begin: int, end: int) -> Batch:
@@ -170,7 +170,7 @@ def two_ledgers() -> Iterator[TwoLedgers]:
         yield TwoLedgers(lake, *(_published(Path(folder), lake, name, stack) for name in (NORTH, SOUTH)))
 
 
-def _published(folder: Path, lake: Lake, name: str, stack: ExitStack) -> Published:
+def _published(folder: Path, lake: Lake, name: str, stack: ExitStack) -> PublishedLedger:
     clock = VirtualClock(SPAN[1])
     ledger = open_ledger(folder / f"{name}.duckdb", clock)
     stack.callback(ledger.close)
@@ -181,7 +181,7 @@ def _published(folder: Path, lake: Lake, name: str, stack: ExitStack) -> Publish
     books.prices.take(BOOK, "put", "ana", "new prices", SPAN[1])
     catalogue = stack.enter_context(closing(Catalogue.connect(own)))
     settings = Settings(auth="off", data=folder, lake=own, timezone="UTC")
-    found = Published(
+    found = PublishedLedger(
         name, ledger, clock, Publisher(ledger, books, settings, clock, lambda: catalogue), [START_MS]
     )  # fmt: skip
     found.record(30)
@@ -233,7 +233,7 @@ class EngineSuite:
     def test_it_answers_as_the_ledger(self, known: TwoLedgers, engine: Engine, name: str) -> None:
         self._same(known.north if name == NORTH else known.south, engine)
 
-    def _same(self, published: Published, engine: Engine) -> None:
+    def _same(self, published: PublishedLedger, engine: Engine) -> None:
         asked = LakeLedger(engine, ledgers(engine)[published.name])
         with published.ledger.moment(*SPAN) as moment:
             for name, question in QUESTIONS.items():
@@ -322,7 +322,7 @@ class EngineSuite:
             engine.query(exp.select("no_such_column").from_("days"), known.north.namespace)
         assert self._total(known.north, engine)
 
-    def _total(self, published: Published, engine: Engine) -> list[Any]:
+    def _total(self, published: PublishedLedger, engine: Engine) -> list[Any]:
         question = exp.select("day", "busy_us").from_("days")
         rows: list[Any] = engine.query(question, published.namespace).to_pylist()
         return sorted((row["day"], int(row["busy_us"])) for row in rows)

@@ -23,7 +23,7 @@ import pytest
 from msgspec import structs
 
 from accountant.core.errors import CannotRender
-from accountant.core.settings import Issuer
+from accountant.core.settings import InvoiceIssuer
 from accountant.exports import rendering_process
 from accountant.exports.protocol import SEAM, ExportPlugin
 from accountant.ledger.protocols import Facts, NamespaceFacts
@@ -67,7 +67,7 @@ class Reports:
 @cache
 def reports(charges: bool) -> Reports:
     """The reports, with every charge of their month if `charges`."""
-    book, issuer = PriceBook.model_validate(_BOOK), Issuer() if charges else None
+    book, issuer = PriceBook.model_validate(_BOOK), InvoiceIssuer() if charges else None
     clock = VirtualClock(END_MS + MS_PER_DAY)
     with tempfile.TemporaryDirectory() as folder:
         ledger = open_ledger(Path(folder) / "ledger.duckdb", clock)

@@ -7,7 +7,7 @@
         def machine(self, tmp_path):
             return File(tmp_path / "gpus.jsonl")
 
-`Machine` says what the fake offers. Time is the fake's: no test waits."""
+`GpuMachine` says what the fake offers. Time is the fake's: no test waits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COUNTERS = ("busy_us", "energy_uj", "sm_active_us", "tensor_active_us")
 VALUES = (*COUNTERS, "memory_used_mib", "power_mw")
 
 
-class Machine(Protocol):
+class GpuMachine(Protocol):
     """The fake of a source: at least one device that works all the time.
 
     place: what follows `name=` in the setting, so that the reader finds the fake; "" if the reader takes no place.
@@ -72,30 +72,30 @@ class GpuReaderSuite:
     plugin: ClassVar[GpuReaderPlugin]
 
     @pytest.fixture
-    def machine(self) -> Machine:
+    def machine(self) -> GpuMachine:
         """The fake of the source, which works."""
         raise NotImplementedError("define the fixture `machine` in your class")
 
     @pytest.fixture
-    def reader(self, machine: Machine) -> Iterator[GpuReader]:
+    def reader(self, machine: GpuMachine) -> Iterator[GpuReader]:
         """The reader of the fake."""
         reader = self.open(machine)
         yield reader
         reader.close()
 
-    def open(self, machine: Machine) -> GpuReader:
+    def open(self, machine: GpuMachine) -> GpuReader:
         return opened(self.plugin, machine.place, self.surroundings(machine.clock))
 
     def surroundings(self, clock: Clock) -> Surroundings:
         return Surroundings(clock, BackgroundTasks(clock))
 
-    def read(self, reader: GpuReader, machine: Machine, after_ms: int = 0) -> dict[str, DeviceReading]:
+    def read(self, reader: GpuReader, machine: GpuMachine, after_ms: int = 0) -> dict[str, DeviceReading]:
         """The devices after some time, by uuid. The source answers."""
         found = self.told(reader, machine, after_ms)
         assert found.failure == ""
         return {device.gpu.uuid: device for device in found.devices}
 
-    def told(self, reader: GpuReader, machine: Machine, after_ms: int = 0) -> GpuReadings:
+    def told(self, reader: GpuReader, machine: GpuMachine, after_ms: int = 0) -> GpuReadings:
         machine.advance(after_ms)
         return checked(reader.read(machine.clock.wall_ms(), tuple(machine.before)))
 
@@ -109,21 +109,21 @@ class GpuReaderSuite:
         found = usable(SEAM, GpuReaderPlugin).get(self.plugin.name)
         assert found is self.plugin, "register the entry point, and install"
 
-    def test_a_place_is_given_if_the_reader_takes_one(self, machine: Machine) -> None:
+    def test_a_place_is_given_if_the_reader_takes_one(self, machine: GpuMachine) -> None:
         wrong = "" if self.plugin.place else "somewhere"
         with pytest.raises(SettingsError):
             opened(self.plugin, wrong, self.surroundings(machine.clock))
 
-    def test_its_devices_are_listed_and_have_values(self, reader: GpuReader, machine: Machine) -> None:
+    def test_its_devices_are_listed_and_have_values(self, reader: GpuReader, machine: GpuMachine) -> None:
         self.read(reader, machine)
         found = self.read(reader, machine, 2 * SECOND_MS)
         assert found.keys() == machine.uuids
         assert all(values(device) for device in found.values())
 
-    def test_it_says_nothing_about_holders(self, reader: GpuReader, machine: Machine) -> None:
+    def test_it_says_nothing_about_holders(self, reader: GpuReader, machine: GpuMachine) -> None:
         assert all(device.holders == () for device in reader.read(machine.clock.wall_ms(), machine.before).devices)
 
-    def test_counters_only_go_up_and_a_device_that_works_counts(self, reader: GpuReader, machine: Machine) -> None:
+    def test_counters_only_go_up_and_a_device_that_works_counts(self, reader: GpuReader, machine: GpuMachine) -> None:
         before = self.read(reader, machine)
         rose: set[str] = set()
         for _ in range(5):
@@ -139,7 +139,7 @@ class GpuReaderSuite:
         assert rose == machine.uuids
 
     def test_a_source_that_does_not_answer_is_named_and_no_value_is_invented(
-        self, reader: GpuReader, machine: Machine
+        self, reader: GpuReader, machine: GpuMachine
     ) -> None:
         self.read(reader, machine)
         machine.fail()
@@ -147,7 +147,7 @@ class GpuReaderSuite:
         assert found.failure, "say why: a value that is not known is not 0"
         assert [values(device) for device in found.devices if values(device)] == []
 
-    def test_it_reads_on_when_the_source_answers_again(self, reader: GpuReader, machine: Machine) -> None:
+    def test_it_reads_on_when_the_source_answers_again(self, reader: GpuReader, machine: GpuMachine) -> None:
         self.read(reader, machine)
         before = self.read(reader, machine, 2 * SECOND_MS)
         machine.fail()
@@ -162,7 +162,7 @@ class GpuReaderSuite:
             began_again = device.counter_epoch != before[uuid].counter_epoch
             assert began_again or not fell, "counters that begin again have another counter_epoch"
 
-    def test_a_source_may_be_missing_at_the_start(self, machine: Machine) -> None:
+    def test_a_source_may_be_missing_at_the_start(self, machine: GpuMachine) -> None:
         machine.fail()
         reader = self.open(machine)
         assert self.told(reader, machine, PATIENCE_MS).failure
@@ -171,7 +171,7 @@ class GpuReaderSuite:
         assert self.read(reader, machine, 2 * SECOND_MS).keys() == machine.uuids
         reader.close()
 
-    def test_a_reader_that_fills_lists_nothing_of_its_own(self, reader: GpuReader, machine: Machine) -> None:
+    def test_a_reader_that_fills_lists_nothing_of_its_own(self, reader: GpuReader, machine: GpuMachine) -> None:
         if self.plugin.fills:
             self.read(reader, machine)
             alone = reader.read(machine.clock.wall_ms(), ())

@@ -18,7 +18,7 @@ from accountant.billing.charge import quantify, total_cost
 from accountant.billing.cost_allocation import billed_tables, bills, weights
 from accountant.billing.idle_time_causes import Launch, PhaseSpan, gang, phase_spans
 from accountant.billing.quota_usage import ModelSpans, quotas, reserve
-from accountant.billing.time_reallocation import Share, lend, spread_shares
+from accountant.billing.time_reallocation import HolderTime, lend, spread_shares
 from accountant.billing.usage_pricing import charges, split_in_order
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import IDLE, Policy
@@ -300,7 +300,7 @@ def test_no_more_is_reserved_than_was_free(free, unused):
     assert sum(found.values()) == min(sum(free.values()), sum(unused.values()))
 
 
-SHARES = st.lists(st.builds(Share, st.integers(0, 10**9), st.integers(0, 10**9)), max_size=5)
+SHARES = st.lists(st.builds(HolderTime, st.integers(0, 10**9), st.integers(0, 10**9)), max_size=5)
 
 
 @given(st.integers(0, 10**9), SHARES)
@@ -323,7 +323,7 @@ def test_lending(unallocated, shares):
 
 
 def test_unallocated_time_is_lent_first():
-    assert lend(10, [Share(0, 12), Share(5, 0)]) == ([10, 0], [[0, 2], [0, 0]])
+    assert lend(10, [HolderTime(0, 12), HolderTime(5, 0)]) == ([10, 0], [[0, 2], [0, 0]])
 
 
 def test_phases():

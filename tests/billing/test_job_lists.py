@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from accountant.billing.job_costs import JobList, chosen, list_jobs
-from accountant.billing.queue_waits import KnownPod, pod_wait, pods_by_job
+from accountant.billing.queue_waits import QueuedPod, pod_wait, pods_by_job
 from accountant.ledger.protocols import Facts, JobKey
 from accountant.ledger.usage import Where
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
@@ -62,7 +62,7 @@ class Recording:
     def __getattr__(self, name: str) -> object:
         return getattr(self._moment, name)
 
-    def each_pod(self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None) -> Iterator[KnownPod]:
+    def each_pod(self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None) -> Iterator[QueuedPod]:
         self.read_of.append(of)
         return self._moment.each_pod(start_ms, end_ms, of=of)
 

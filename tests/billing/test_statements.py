@@ -19,8 +19,8 @@ from accountant.billing.cost_allocation import billed_tables, statement
 from accountant.billing.statement_breakdown import (
     DIMENSIONS,
     LATE,
+    BreakdownRow,
     LineFilter,
-    Row,
     accounts_named,
     itemise,
     minor_units,
@@ -219,7 +219,9 @@ def test_items_add_up_to_every_figure(billed_october, stated, cut):
             assert (shown, more) == (found.rows()[:most], max(0, len(found.rows()) - most))
             others = found.rows()[most:]
             assert rest == (
-                Row(LATE, total(row.part for row in others), sum(row.unpriced_us for row in others)) if others else None
+                BreakdownRow(LATE, total(row.part for row in others), sum(row.unpriced_us for row in others))
+                if others
+                else None
             )
 
 

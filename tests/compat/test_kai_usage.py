@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from accountant.compat.kai_usage_api import KaiMetrics, KaiUsageSource, Refused, UnknownQuery, create_app, parse
+from accountant.compat.kai_usage_api import KaiMetrics, KaiUsageSource, QueryRefused, UnknownQuery, create_app, parse
 from accountant.core.settings import KaiUsage, Limits
 from accountant.ledger.protocols import Facts, NodeFacts
 from accountant.prices.price_book import PriceBook, load
@@ -249,7 +249,7 @@ def test_a_shard_is_stale_by_its_own_nodes(site: Site) -> None:
     deliver(site.ledger, START_MS + 4_200_000, later)
     blue = site.source.answer(GPU_CAPACITY, at(4200), "blue")
     assert blue["status"] == "success"
-    with pytest.raises(Refused, match="keep the usage you have"):
+    with pytest.raises(QueryRefused, match="keep the usage you have"):
         site.source.answer(GPU_CAPACITY, at(4200), "green")
 
 
@@ -274,7 +274,7 @@ def test_usage_may_be_measured_in_cost(site: Site, tmp_path: Path) -> None:
     capacity = asked(priced, GPU_CAPACITY, 600)[""]
     shares = {queue: value / capacity for queue, value in asked(priced, GPU_USAGE, 600).items()}
     assert shares == pytest.approx({"a": 0.8, "b": 0.2}, abs=1e-8)  # a cost is told to a billionth of a euro
-    with pytest.raises(Refused, match="without a price book"):
+    with pytest.raises(QueryRefused, match="without a price book"):
         asked(measuring_cost(), GPU_CAPACITY, 600)
 
 
@@ -301,7 +301,7 @@ def test_a_window_that_adds_up_too_much_is_refused_before_it_is_read(site: Site)
     site.clock.advance(600_000)
     settings, metrics = KaiUsage(listen="127.0.0.1:0"), KaiMetrics(CollectorRegistry())
     source = KaiUsageSource(site.ledger, site.clock, settings, metrics, limits=Limits(question_gpu_hours=2))
-    with pytest.raises(Refused, match="3 GPU-hours to add up, and 2 are the most") as caught:
+    with pytest.raises(QueryRefused, match="3 GPU-hours to add up, and 2 are the most") as caught:
         source.answer(GPU_CAPACITY, at(600))
     assert caught.value.status == 422
     source = KaiUsageSource(site.ledger, site.clock, settings, metrics, limits=Limits(question_gpu_hours=3))

@@ -20,8 +20,8 @@ from accountant.billing.charge import BILLED, Charge
 from accountant.billing.usage_pricing import charges, cost
 from accountant.compat import opencost_query
 from accountant.compat.opencost_api import (
-    Allocation,
     AllocationSource,
+    OpenCostAllocation,
     PodSeen,
     accumulated,
     aggregated,
@@ -435,7 +435,7 @@ def books(draw: st.DrawFn) -> list[Charge]:
     return sorted(found, key=lambda charge: (charge.key, charge.account))
 
 
-def of(found: Sequence[Allocation]) -> tuple[int, Fraction, dict[str, int]]:
+def of(found: Sequence[OpenCostAllocation]) -> tuple[int, Fraction, dict[str, int]]:
     """Return time, cost and unpriced time of all together; shared idle time counts at its payer."""
     unpriced: dict[str, int] = {}
     for one in found:

@@ -17,7 +17,7 @@ from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.composition import create_app
 from accountant.core.settings import Settings
 from accountant.ledger.protocols import Facts, NodeFacts
-from accountant.runtime.job_and_task_metrics import Metrics
+from accountant.runtime.job_and_task_metrics import AccountantMetrics
 from gputally.server.tokens_and_grants import AllowAll
 from tests.compat.opencost_day import START_MS
 from tests.compat.opencost_listener import DAY, HOUR_MS, Port
@@ -41,7 +41,7 @@ def api(port: Port) -> Iterator[TestClient]:
     assert port.book is not None
     keeper.prices.take(port.book, "file", "prices.yaml", "", port.clock.wall_ms())
     ingest = DirectIngest(port.ledger, port.clock)  # type: ignore[arg-type]
-    deps = Deps(settings, port.clock, port.ledger, ingest, AllowAll(), Metrics(), keeper, lambda _: None)
+    deps = Deps(settings, port.clock, port.ledger, ingest, AllowAll(), AccountantMetrics(), keeper, lambda _: None)
     with TestClient(create_app(deps), base_url="http://127.0.0.1") as client:
         yield client
 

@@ -12,7 +12,17 @@ import pytest
 
 from dashboards import grafana_schema, panels_and_variables
 from dashboards.__main__ import DASHBOARDS
-from dashboards.panels_and_variables import Levels, Query, Section, bars, dashboard, link_to, stat, table, timeseries
+from dashboards.panels_and_variables import (
+    Levels,
+    PanelSection,
+    Query,
+    bars,
+    dashboard,
+    link_to,
+    stat,
+    table,
+    timeseries,
+)
 
 QUERY = Query("vector(1)", "one")
 
@@ -21,7 +31,7 @@ def figure(title: str) -> Any:
     return stat(title, "A figure.", QUERY, "short", Levels.bad_above(1))
 
 
-def board(*sections: Section) -> dict[str, Any]:
+def board(*sections: PanelSection) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads(
         dashboard("gputally-test", "Test", "A test.", panels_and_variables.scope(), sections)
     )
@@ -29,7 +39,9 @@ def board(*sections: Section) -> dict[str, Any]:
 
 
 def test_the_panels_of_a_section_share_the_width_and_rows_follow_each_other() -> None:
-    loaded = board(Section("First", 4, [figure("a"), figure("b"), figure("c")]), Section("Second", 6, [figure("d")]))
+    loaded = board(
+        PanelSection("First", 4, [figure("a"), figure("b"), figure("c")]), PanelSection("Second", 6, [figure("d")])
+    )
     assert [(p["type"], p["title"], *p["gridPos"].values()) for p in loaded["panels"]] == [
         ("row", "First", 1, 24, 0, 0),
         ("stat", "a", 4, 8, 0, 1),
@@ -44,15 +56,15 @@ def test_the_panels_of_a_section_share_the_width_and_rows_follow_each_other() ->
 @pytest.mark.parametrize("count", [0, 5, 7])
 def test_panels_that_cannot_be_equally_wide_are_refused(count: int) -> None:
     with pytest.raises(ValueError, match=r"'Odd' has .* panels"):
-        board(Section("Odd", 4, [figure(str(i)) for i in range(count)]))
+        board(PanelSection("Odd", 4, [figure(str(i)) for i in range(count)]))
 
 
 def test_widths_may_be_given_and_have_to_fill_the_page() -> None:
-    loaded = board(Section("Uneven", 8, [figure("a"), figure("b")], (14, 10)))
+    loaded = board(PanelSection("Uneven", 8, [figure("a"), figure("b")], (14, 10)))
     assert [(p["gridPos"]["x"], p["gridPos"]["w"]) for p in loaded["panels"][1:]] == [(0, 14), (14, 10)]
     for widths in ((14, 9), (24,)):
         with pytest.raises(ValueError, match="do not fill the page"):
-            board(Section("Uneven", 8, [figure("a"), figure("b")], widths))
+            board(PanelSection("Uneven", 8, [figure("a"), figure("b")], widths))
 
 
 def test_a_cell_leads_to_another_dashboard_with_source_cluster_and_time() -> None:
@@ -60,7 +72,7 @@ def test_a_cell_leads_to_another_dashboard_with_source_cluster_and_time() -> Non
     shown = table(
         "t", "A table.", {"Share": QUERY.expr}, by=("gpu_uuid",), columns=columns, unit="s", descending="Share"
     )
-    (panel,) = board(Section("", 8, [shown]))["panels"]
+    (panel,) = board(PanelSection("", 8, [shown]))["panels"]
     text, override = panel["fieldConfig"]["overrides"]
     assert text["matcher"] == override["matcher"] == {"id": "byName", "options": "GPU"}
     (link,) = override["properties"][0]["value"]
@@ -81,14 +93,16 @@ def test_a_label_is_text_also_where_it_looks_like_a_number() -> None:
 
 
 def test_thresholds_begin_at_minus_infinity_and_nothing_else_is_null() -> None:
-    loaded = board(Section("One", 4, [figure("a")]))
+    loaded = board(PanelSection("One", 4, [figure("a")]))
     steps = loaded["panels"][1]["fieldConfig"]["defaults"]["thresholds"]["steps"]
     assert steps == [{"color": grafana_schema.GOOD, "value": None}, {"color": grafana_schema.BAD, "value": 1.0}]
     assert json.dumps(loaded).count("null") == 1
 
 
 def test_data_sources_are_references_with_a_variable() -> None:
-    loaded = board(Section("One", 7, [timeseries("t", "A line.", [QUERY, QUERY], "s"), bars("b", "Bars.", QUERY, "s")]))
+    loaded = board(
+        PanelSection("One", 7, [timeseries("t", "A line.", [QUERY, QUERY], "s"), bars("b", "Bars.", QUERY, "s")])
+    )
     wanted = {"type": "prometheus", "uid": "${datasource}"}
     for shown in loaded["panels"][1:]:
         assert shown["datasource"] == wanted

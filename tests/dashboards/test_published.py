@@ -9,8 +9,8 @@ from prometheus_client.core import Metric
 
 from accountant.api.ledger_metrics import LedgerCollector
 from accountant.core.settings import Settings
+from accountant.runtime.job_and_task_metrics import AccountantMetrics as AccountantMetrics
 from accountant.runtime.job_and_task_metrics import FunctionCollector, proposal_metrics
-from accountant.runtime.job_and_task_metrics import Metrics as AccountantMetrics
 from accountant.storage.duckdb_ledger import open_ledger
 from agent.metrics.exporter import AgentMetrics
 from fairshare.controller.controller_metrics import ControllerMetrics as FairshareMetrics

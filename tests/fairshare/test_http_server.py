@@ -25,7 +25,7 @@ from fairshare.controller.controller_metrics import ControllerMetrics, families
 from fairshare.controller.cycle_report import CycleReport, TargetReport
 from fairshare.controller.policy_file import in_dry_run, reloaded
 from fairshare.core.queues_and_weights import UNLIMITED, Condition, Entitlement, Gang
-from fairshare.core.settings import SettingsFault, load
+from fairshare.core.settings import load
 from fairshare.http_server import Probes, serve
 from fairshare.preemption.claims_and_placement import unplaceable_gpus
 from fairshare.schedulers.kai.kinds import QUEUE
@@ -33,7 +33,7 @@ from fairshare.targets.status_config_map import StatusObject, changed_conditions
 from fairshare.usage.multi_cluster_windows import NO_OTHER_CLUSTERS
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import CannotStart, ClusterUnavailable
+from gputally.base.errors import CannotStart, ClusterUnavailable, SettingsFault
 from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.memory_cluster import MemoryCluster

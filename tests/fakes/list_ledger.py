@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from accountant.billing.queue_waits import JobPods, KnownPod, pods_by_job
+from accountant.billing.queue_waits import JobPods, QueuedPod, pods_by_job
 from accountant.core.periods import hour_name
 from accountant.ledger.protocols import EpochReport, JobKey, Quarantined
 from accountant.ledger.usage import ACCOUNTS, MEASURES, Usage, UsageMeasure, Where, names_of
@@ -63,7 +63,7 @@ class ListLedger(MemoryJournal):
         super().__init__()
         self.rows = list(rows)
         self.refused = list(refused)
-        self.known_pods: list[KnownPod] = []
+        self.known_pods: list[QueuedPod] = []
         self.reported: list[EpochReport] = []
         self._versions: list[PolicyVersion] = []
 
@@ -141,10 +141,10 @@ class ListLedger(MemoryJournal):
     def decisions(self, start_ms: int, end_ms: int, limit: int = 1000) -> list[Decision]:
         return []
 
-    def pods(self, start_ms: int, end_ms: int, **_: Any) -> list[KnownPod]:
+    def pods(self, start_ms: int, end_ms: int, **_: Any) -> list[QueuedPod]:
         return self.known_pods
 
-    def each_pod(self, start_ms: int, end_ms: int, **_: Any) -> Iterator[KnownPod]:
+    def each_pod(self, start_ms: int, end_ms: int, **_: Any) -> Iterator[QueuedPod]:
         return iter(self.pods(start_ms, end_ms))
 
     def pods_by_job(self, start_ms: int, end_ms: int) -> dict[JobKey, JobPods]:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from accountant.billing.queue_waits import JobPods, KnownPod, pods_by_job
+from accountant.billing.queue_waits import JobPods, QueuedPod, pods_by_job
 from accountant.core.errors import SequenceGap, UnsupportedQuestion
 from accountant.history_import.import_run import is_import
 from accountant.ledger.journal import Act, NewAct
@@ -52,7 +52,7 @@ class MemoryLedger(MemoryJournal):
     unsupported: str = ""
     gpus: int = 1
     missing: list[Hole] = field(default_factory=list)
-    known: list[KnownPod] = field(default_factory=list)
+    known: list[QueuedPod] = field(default_factory=list)
     _acts: list[Act] = field(default_factory=list)
     refused: list[Quarantined] = field(
         default_factory=lambda: [
@@ -161,10 +161,10 @@ class MemoryLedger(MemoryJournal):
     def job_of(self, cluster: str, uid: str) -> JobKey | None:
         return None
 
-    def pods(self, start_ms: int, end_ms: int, **_: Any) -> list[KnownPod]:
+    def pods(self, start_ms: int, end_ms: int, **_: Any) -> list[QueuedPod]:
         return self.known
 
-    def each_pod(self, start_ms: int, end_ms: int, **_: Any) -> Iterator[KnownPod]:
+    def each_pod(self, start_ms: int, end_ms: int, **_: Any) -> Iterator[QueuedPod]:
         return iter(self.pods(start_ms, end_ms))
 
     def pods_by_job(self, start_ms: int, end_ms: int) -> dict[JobKey, JobPods]:

@@ -32,7 +32,7 @@ from accountant.fleet.fleet_ledgers import Fleet, Rates
 from accountant.fleet.fleet_server import FleetService
 from accountant.lake.engines.duckdb.engine import DuckDbEngine
 from accountant.runtime.ingest import Ingest
-from accountant.runtime.job_and_task_metrics import Metrics
+from accountant.runtime.job_and_task_metrics import AccountantMetrics
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
 from gputally.base.number_format import hours
@@ -103,7 +103,9 @@ def test_an_answer_about_a_ledger_is_computed_once_for_a_publication(two: TwoLed
 
 
 def _accountant(one: PublishedLedger) -> TestClient:
-    deps = Deps(one.settings, one.clock, one.ledger, cast(Ingest, None), AllowAll(), Metrics(), one.books, _fails)
+    deps = Deps(
+        one.settings, one.clock, one.ledger, cast(Ingest, None), AllowAll(), AccountantMetrics(), one.books, _fails
+    )
     return TestClient(create_app(deps), base_url=HERE)
 
 

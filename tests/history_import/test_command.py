@@ -13,9 +13,9 @@ import trustme
 
 from accountant.__main__ import main
 from accountant.histories.prometheus.chunk_queries import PrometheusFailed, read_series
-from accountant.histories.slurm.job_history import Job, SlurmHistory
+from accountant.histories.slurm.job_history import JobRecord, SlurmHistory
 from accountant.history_import import import_run
-from accountant.history_import.import_run import IMPORTING, Destination, import_rows, imported_chunks
+from accountant.history_import.import_run import IMPORTING, ImportTarget, import_rows, imported_chunks
 from gputally.base.accountant_connection import Unanswered
 from gputally.base.prometheus_api import Prometheus
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR
@@ -167,7 +167,7 @@ def test_a_file_that_cannot_be_imported_is_refused(text, said, tmp_path, capsys)
 def test_cut_off_anywhere_it_goes_on_and_stores_nothing_twice(books, monkeypatch):
     monkeypatch.setattr(import_run, "RECORDS", 40)
     jobs = [
-        Job(str(n), "t", "vision", "ann", nodes=f"n{n % 3}", gpus=2, started_ms=START_MS + n * 600_000,
+        JobRecord(str(n), "t", "vision", "ann", nodes=f"n{n % 3}", gpus=2, started_ms=START_MS + n * 600_000,
             ended_ms=START_MS + (n + 5) * 600_000)
         for n in range(20)
     ]  # fmt: skip
@@ -176,7 +176,7 @@ def test_cut_off_anywhere_it_goes_on_and_stores_nothing_twice(books, monkeypatch
     heard = []
     for _ in range(40):
         try:
-            to = Destination(books.by_admin.remote(Cut), "hpc", "slurm", "f")
+            to = ImportTarget(books.by_admin.remote(Cut), "hpc", "slurm", "f")
             import_run.run(to, history.read, wanted, MS_PER_HOUR, lambda *told: heard.append(told))
             break
         except Unanswered:
@@ -189,9 +189,11 @@ def test_cut_off_anywhere_it_goes_on_and_stores_nothing_twice(books, monkeypatch
 
 def test_a_history_of_another_package_is_booked_withdrawn_and_reported(books, sacct):
     """The accountant does not have the package: it books its import, and the report names it."""
-    jobs = [Job("1", "t", "vision", "ann", nodes="n1", gpus=2, started_ms=START_MS, ended_ms=START_MS + MS_PER_HOUR)]
+    jobs = [
+        JobRecord("1", "t", "vision", "ann", nodes="n1", gpus=2, started_ms=START_MS, ended_ms=START_MS + MS_PER_HOUR)
+    ]
     history, wanted = SlurmHistory(jobs, {}, NOW_MS), (START_MS, START_MS + 2 * MS_PER_HOUR)
-    to = Destination(books.by_admin.remote(), "hpc", "bookings", "b.csv")
+    to = ImportTarget(books.by_admin.remote(), "hpc", "bookings", "b.csv")
     for reason in ("", "again"):
         import_run.run(to, history.read, wanted, MS_PER_HOUR, lambda *_: None, replace=reason)
         assert books.held(*wanted, "hpc") == {"vision": 2 * US_PER_HOUR}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.histories.prometheus.exporter_series import Series
+from accountant.histories.prometheus.exporter_series import PrometheusSeries
 from accountant.history_import.gpu_assignment import (
     Demand,
     FigureSeries,
@@ -132,7 +132,7 @@ def test_cells():
     assert bridge_gaps({1, 2, 6}, {3, 4, 5}) == {1, 2, 3, 4, 5, 6}
     assert bridge_gaps({1, 6}, {3, 4, 5}) == {1, 6}
     at = [START, START + MINUTE, START + 90_000, START + HOUR, START + HOUR + MINUTE]
-    assert Series({}, at, [1.0, 2.0, 3.0, float("nan"), 5.0]).cells(GRID) == {0: 2.0}
+    assert PrometheusSeries({}, at, [1.0, 2.0, 3.0, float("nan"), 5.0]).cells(GRID) == {0: 2.0}
 
 
 _DEMANDS = st.lists(

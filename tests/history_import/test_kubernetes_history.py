@@ -8,10 +8,10 @@ from urllib.parse import parse_qs
 import httpx2
 import pytest
 
-from accountant.histories.prometheus.chunk_queries import History, PrometheusFailed, selector
+from accountant.histories.prometheus.chunk_queries import PrometheusFailed, PrometheusHistory, selector
 from accountant.histories.prometheus.exporter_series import (
     Observed,
-    Series,
+    PrometheusSeries,
     device_of,
     labelled_pod,
     pod_of,
@@ -36,7 +36,7 @@ PRODUCT = "NVIDIA-A100-SXM4-80GB"
 
 def series(labels, first=0, last=CELLS - 1, value=1.0, cells=None):
     chosen = range(first, last + 1) if cells is None else cells
-    return Series(labels, [START + (cell + 1) * MINUTE for cell in chosen], [value for _ in chosen])
+    return PrometheusSeries(labels, [START + (cell + 1) * MINUTE for cell in chosen], [value for _ in chosen])
 
 
 def request(pod, first=0, last=CELLS - 1, *, node="n1", count=1, kind="nvidia_com_gpu", **labels):
@@ -115,7 +115,9 @@ def answering(value, labels, odd=""):
             result = [{"metric": one, "value": [START / 1000, text]} for one in series]
         return httpx2.Response(200, json={"status": "success", "data": {"resultType": "vector", "result": result}})
 
-    return History(Prometheus("http://p", PrometheusFailed, transport=httpx2.MockTransport(answer)), team_labels=())
+    return PrometheusHistory(
+        Prometheus("http://p", PrometheusFailed, transport=httpx2.MockTransport(answer)), team_labels=()
+    )
 
 
 @pytest.mark.parametrize("hidden", [(), ("UUID",)], ids=["exporter", "no exporter"])

@@ -14,7 +14,7 @@ from accountant.__main__ import main
 from accountant.histories.slurm import job_records
 from accountant.histories.slurm.job_history import SlurmHistory
 from accountant.histories.slurm.job_records import (
-    Job,
+    JobRecord,
     NodeGpus,
     facts,
     from_rest,
@@ -39,11 +39,11 @@ SACCT = f"""{HEADING}
 101.0|101.0|python train.py||||1790812900|1790812900|1790816300|COMPLETED|n1|cpu=8|
 103|102_1|sweep|nlp|bob|gpu|2026-10-01T02:00:00|2026-10-01T02:01:00|Unknown|RUNNING|None assigned||
 """
-TRAIN = Job(
+TRAIN = JobRecord(
     "101", "train", "vision", "ann", "", "gpu", "n1", 4, 10, 1_790_812_800_000, 1_790_812_860_000, 1_790_816_400_000,
     {"batch": "batch", "0": "python train.py"}, {"a100": 4},
 )  # fmt: skip
-SWEEP = Job("103", "sweep", "nlp", "bob", "102", "gpu", "", 0, None, 1_790_812_800_000, 1_790_812_860_000)
+SWEEP = JobRecord("103", "sweep", "nlp", "bob", "102", "gpu", "", 0, None, 1_790_812_800_000, 1_790_812_860_000)
 REST = {
     "jobs": [
         {
@@ -217,7 +217,7 @@ CHUNK = Chunk(epoch("slurm", START_MS), START_MS, START_MS + DAY_MS)
 def job(number, nodes, gpus, start, end, **changes):
     """Build a job. Times are minutes after the start."""
     at = {"started_ms": START_MS + start * 60_000, "ended_ms": None if end is None else START_MS + end * 60_000}
-    return Job(str(number), f"job-{number}", "vision", "ann", nodes=nodes, gpus=gpus, **(at | changes))
+    return JobRecord(str(number), f"job-{number}", "vision", "ann", nodes=nodes, gpus=gpus, **(at | changes))
 
 
 def held(history, chunk=CHUNK):

@@ -25,12 +25,12 @@ from accountant.api.problems import PROBLEMS
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.composition import Service, create_app
 from accountant.core.errors import LedgerFailed
-from accountant.core.settings import Archive, Backups, Settings
+from accountant.core.settings import ArchiveSettings, Backups, Settings
 from accountant.ledger.protocols import Receipt
 from accountant.prices import price_book as prices
 from accountant.prices.price_book import PriceBook
 from accountant.runtime.ingest import decode
-from accountant.runtime.job_and_task_metrics import Metrics
+from accountant.runtime.job_and_task_metrics import AccountantMetrics
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
 from agent.wire import PROBLEM, Batch
@@ -210,7 +210,7 @@ def archiving(tmp_path: Path) -> Settings:
     """Settings of an accountant whose archive and backups are in another folder."""
     return settings_in(
         tmp_path, refresh_seconds=30, correct_seconds=60,
-        archive=Archive(to=tmp_path / "off" / "archive", every=3600),
+        archive=ArchiveSettings(to=tmp_path / "off" / "archive", every=3600),
         backups=Backups(to=tmp_path / "off" / "backups", every=7200, keep=2),
     )  # fmt: skip
 
@@ -227,7 +227,7 @@ class MemoryAccountant:
     client: TestClient
     ledger: MemoryLedger
     clock: VirtualClock
-    metrics: Metrics
+    metrics: AccountantMetrics
     failures: list[LedgerFailed]
 
 
@@ -252,7 +252,7 @@ def accountant(clock: VirtualClock, ledger: MemoryLedger, book: PriceBook, tmp_p
         chosen = settings_in(tmp_path, **settings)
         if chosen.tokens is not None:
             authenticator = TokenFile(chosen.tokens, clock, lambda fault: None)
-        metrics = Metrics()
+        metrics = AccountantMetrics()
         metrics.watch(LedgerCollector(ledger, lambda: prices, chosen, clock))
         failures: list[LedgerFailed] = []
         ingest = DirectIngest(ledger, clock)

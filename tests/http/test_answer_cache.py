@@ -27,8 +27,8 @@ from accountant.api.answer_cache import (
     STALEST_MS,
     TIMES_AS_OLD,
     UNSIZED_BYTES,
-    Answer,
     AnswerCache,
+    CachedAnswer,
     PagedQuery,
     open_page,
 )
@@ -97,7 +97,7 @@ def answers(clock: VirtualClock, spent: Spent) -> Iterator[AnswerCache]:
 
 def test_what_is_quick_is_found_every_time(answers: AnswerCache, spent: Spent) -> None:
     find = Finding(spent, 0.01)
-    assert [answers.ask("a", find) for _ in range(2)] == [Answer(1, None), Answer(2, None)]
+    assert [answers.ask("a", find) for _ in range(2)] == [CachedAnswer(1, None), CachedAnswer(2, None)]
 
 
 def test_what_takes_long_is_kept_and_says_of_when_it_is(
@@ -187,13 +187,13 @@ def test_no_more_is_kept_than_fits(answers: AnswerCache, spent: Spent) -> None:
 def test_an_equal_mark_makes_a_kept_answer_one_of_now(answers: AnswerCache, spent: Spent, clock: VirtualClock) -> None:
     find, marks = Finding(spent, 1.0), iter((1, 1, 1, 2, 2))
 
-    def ask() -> Answer[int]:
+    def ask() -> CachedAnswer[int]:
         return answers.ask("a", find, lambda: next(marks, 2))
 
-    assert ask() == Answer(1, None)
+    assert ask() == CachedAnswer(1, None)
     clock.advance(2 * STALEST_MS)
-    assert ask() == Answer(1, None), "as long as nothing changed, however old"
-    assert ask() == Answer(2, None), "changed, and too old to be shown"
+    assert ask() == CachedAnswer(1, None), "as long as nothing changed, however old"
+    assert ask() == CachedAnswer(2, None), "changed, and too old to be shown"
     assert find.times == 2
 
 
@@ -228,12 +228,12 @@ def test_what_is_found_together_is_kept_apart(answers: AnswerCache, spent: Spent
     answers.ask_together(("a", "b"), both)
     assert find.times == 1, "both are fresh"
     alone = Finding(spent, 1.0)
-    assert answers.ask("a", alone) == Answer(1, AT)
-    assert answers.ask("b", alone) == Answer(10, AT)
+    assert answers.ask("a", alone) == CachedAnswer(1, AT)
+    assert answers.ask("b", alone) == CachedAnswer(10, AT)
     clock.advance(FRESH_MS + 1)
     answers.ask_together(("a", "b"), both)
     assert (find.times, alone.times) == (2, 0)
-    assert answers.ask("b", alone) == Answer(20, AT + FRESH_MS + 1)
+    assert answers.ask("b", alone) == CachedAnswer(20, AT + FRESH_MS + 1)
 
 
 def test_together_too_what_is_quick_is_not_kept_and_an_equal_mark_is_enough(
@@ -241,7 +241,7 @@ def test_together_too_what_is_quick_is_not_kept_and_an_equal_mark_is_enough(
 ) -> None:
     quick, slow = Finding(spent, 0.01), Finding(spent, 1.0)
     answers.ask_together(("a",), lambda: [quick()])
-    assert answers.ask("a", quick) == Answer(2, None)
+    assert answers.ask("a", quick) == CachedAnswer(2, None)
     for _ in range(2):
         answers.ask_together(("b",), lambda: [slow()], lambda: "same")
         clock.advance(2 * STALEST_MS)

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from accountant.api.bookkeeping_models import PodReport
-from accountant.billing.queue_waits import KnownPod, queue_waits
+from accountant.billing.queue_waits import QueuedPod, queue_waits
 from agent.wire import PROBLEM, PodFacts
 from gputally.base.units import MS_PER_DAY, US_PER_HOUR
 from gputally.server.https_server import serve
@@ -305,8 +305,8 @@ def test_waits_are_shown_of_ones_own_teams(accountant):
     made = NOW_MS - 60_000
     mine = pod(created_ms=made, scheduled_ms=made + 5_000, started_ms=made + 7_000)
     running.ledger.known += [
-        KnownPod("prod", "vision", "a", mine),
-        KnownPod("staging", "speech", "b", pod("2", created_ms=made)),
+        QueuedPod("prod", "vision", "a", mine),
+        QueuedPod("staging", "speech", "b", pod("2", created_ms=made)),
     ]
     span = {"start": NOW_MS - 3_600_000, "by": "team"}
     (line,) = running.client.get("/v1/waits", params=span, headers=bearer("lead")).json()
@@ -324,8 +324,8 @@ def test_waits_of_a_past_span_are_as_known_at_its_end_as_in_reports(accountant):
     running = accountant()
     made, minute = NOW_MS - 3_600_000, 60_000
     running.ledger.known += [
-        KnownPod("prod", "vision", "a", pod("1", created_ms=made, scheduled_ms=made + minute)),
-        KnownPod("prod", "vision", "a", pod("2", created_ms=made, scheduled_ms=made + 50 * minute)),
+        QueuedPod("prod", "vision", "a", pod("1", created_ms=made, scheduled_ms=made + minute)),
+        QueuedPod("prod", "vision", "a", pod("2", created_ms=made, scheduled_ms=made + 50 * minute)),
     ]
     span = {"start": made + 10 * minute, "end": made + 30 * minute}
     (line,) = running.client.get("/v1/waits", params=span).json()

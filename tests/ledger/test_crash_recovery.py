@@ -27,7 +27,7 @@ from accountant.storage.crash_recovery import (
     BLOCK,
     COMMIT,
     HEADERS,
-    Verdict,
+    LogState,
     block_copy_path,
     judge_log,
     prepare_log,
@@ -139,7 +139,7 @@ def test_a_file_that_is_no_ledger_is_one_clear_line(path, clock):
 
 def test_what_was_acknowledged_survives_a_kill(killed, clock):
     assert _log(killed).stat().st_size > 0
-    assert judge_log(_log(killed).read_bytes()) == (Verdict.CLEAN, _log(killed).stat().st_size)
+    assert judge_log(_log(killed).read_bytes()) == (LogState.CLEAN, _log(killed).stat().st_size)
     assert _durable(killed, clock) == 5
     assert not _log(killed).exists()
 
@@ -148,7 +148,7 @@ def test_what_was_acknowledged_survives_a_kill(killed, clock):
 def test_a_torn_tail_is_cut_and_nothing_is_lost(killed, clock, tail):
     whole = _log(killed).read_bytes()
     _log(killed).write_bytes(whole + tail)
-    assert judge_log(whole + tail) == (Verdict.TORN, len(whole))
+    assert judge_log(whole + tail) == (LogState.TORN, len(whole))
     assert _durable(killed, clock) == 5
     aside = killed.with_name(killed.name + ".wal.torn")
     assert aside.read_bytes() == whole + tail
@@ -264,7 +264,7 @@ def test_damage_before_whole_commits_is_left_to_a_person(killed, clock):
     first = whole.find(COMMIT) + len(COMMIT)
     damaged = whole[:first] + b"\0" * 16 + whole[first + 16 :]
     _log(killed).write_bytes(damaged)
-    assert judge_log(damaged) == (Verdict.DAMAGED, first)
+    assert judge_log(damaged) == (LogState.DAMAGED, first)
     with pytest.raises(LedgerDamaged, match=f"damaged after byte {first}"):
         open_ledger(killed, clock)
     assert _log(killed).read_bytes() == damaged
@@ -279,7 +279,7 @@ def test_a_log_of_an_unknown_kind_is_left_to_the_engine_with_copies_beside_it(ki
     whole, file = _log(killed).read_bytes(), killed.read_bytes()
     unknown = b"something else" if opens else whole[:5] + b"\x09" + whole[6:]
     _log(killed).write_bytes(unknown)
-    assert judge_log(unknown) == (Verdict.UNKNOWN, 0)
+    assert judge_log(unknown) == (LogState.UNKNOWN, 0)
     for _ in range(2):  # as a supervisor does
         if opens:
             open_ledger(killed, clock).close()
@@ -312,7 +312,7 @@ def test_nothing_is_cut_while_a_checkpoint_was_under_way(killed):
     torn = _log(killed).read_bytes()[:-30]
     _log(killed).write_bytes(torn)
     _log(killed).with_name(_log(killed).name + ".checkpoint").write_bytes(b"")
-    assert prepare_log(killed) is Verdict.TORN
+    assert prepare_log(killed) is LogState.TORN
     assert _log(killed).read_bytes() == torn
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from accountant.core.errors import CannotRetire
 from accountant.ledger.protocols import Down, NodeFacts, Retirement
 from accountant.storage.duckdb_ledger import DuckLedger
-from accountant.storage.gpu_lifetimes import Gpu, GpuCensus, GpuLifetimes, Life, Tenure
+from accountant.storage.gpu_lifetimes import GpuCensus, GpuLifetimes, Life, MeteredGpu, Tenure
 from accountant.wire.policy_models import WindowSpec
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.hypothesis_examples import examples
@@ -41,7 +41,7 @@ def booked(fleet: GpuLifetimes, gpu: int, node: str, start: int, end: int, *, im
     own = {gpu: fleet.own.get(gpu, nodes)} if imported or gpu in fleet.own else {}
     if own and not imported:
         own = {gpu: {**own[gpu], node: tenure}}
-    return fleet.booked({gpu: (Gpu(CLUSTERS[gpu % 2], f"GPU-{gpu}", "H100"), {**nodes, node: tenure})}, own)
+    return fleet.booked({gpu: (MeteredGpu(CLUSTERS[gpu % 2], f"GPU-{gpu}", "H100"), {**nodes, node: tenure})}, own)
 
 
 def told(fleet: GpuLifetimes, node: str, at: int, hours: int, kind: str) -> GpuLifetimes:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from msgspec import json
 
 from accountant.billing.idle_time_causes import broken_down
-from accountant.inventory.pod_facts import Pod, pod_sighting
+from accountant.inventory.pod_facts import PodObject, pod_sighting
 from accountant.ledger.journal import NewAct
 from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
 from accountant.ledger.team_assignment import labels_count
@@ -371,7 +371,7 @@ def test_breakdowns_know_the_same_names(two_clusters, hand):
 )
 def test_a_users_name_is_taken_from_the_first_key_that_has_one(keys, labels):
     text = json.encode(pod("p", labels={"owner": "eve"}, annotations={"hub/user": "zoe"}))
-    found = pod_sighting(json.decode(text, type=Pod), 0, (), keys)
+    found = pod_sighting(json.decode(text, type=PodObject), 0, (), keys)
     assert found is not None
     assert found.facts.labels == labels
 

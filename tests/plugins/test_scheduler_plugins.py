@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from accountant.inventory.pod_facts import Pod, Queuing, pod_sighting
+from accountant.inventory.pod_facts import PodObject, Queuing, pod_sighting
 from accountant.inventory.pod_owners import Chain
 from accountant.wire.policy_models import Policy
 from fairshare.controller.control_loop import Controller
@@ -404,7 +404,7 @@ def test_the_object_of_a_gang_of_another_package_names_the_queue_of_its_pods(
         with suppress(NotFound):
             reflector.sync()
     told = pod("p", annotations={"lanes/gang": "g"}, scheduler="lanes-scheduler")
-    sighting = pod_sighting(msgspec.json.decode(json.dumps(told), type=Pod), 0)
+    sighting = pod_sighting(msgspec.json.decode(json.dumps(told), type=PodObject), 0)
     assert sighting is not None
     assert queuing.ref(sighting, Chain((), {}), "") == queue
 

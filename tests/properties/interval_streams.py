@@ -10,7 +10,7 @@ from itertools import pairwise
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from accountant.core.claim_overlap import Claim, ClaimRank, resolve_overlaps
+from accountant.core.claim_overlap import ClaimRank, TimeClaim, resolve_overlaps
 from accountant.core.gpu_time_accounts import AccountVector, part, split
 from accountant.core.window_decay import age_weights, combine
 from accountant.ledger.protocols import Receipt
@@ -117,12 +117,12 @@ class Kept:
 
 
 def kept(found: list[Stream]) -> list[Kept]:
-    claims: dict[str, list[tuple[Claim, tuple[UsageInterval, ...]]]] = defaultdict(list)
+    claims: dict[str, list[tuple[TimeClaim, tuple[UsageInterval, ...]]]] = defaultdict(list)
     for stream in found:
         seq = len(PODS_OF[stream.node]) + 1
         for rows in stream.sets:
             rank = ClaimRank(False, stream.epoch, seq, f"c/{stream.node}")
-            claims[rows[0].gpu_uuid].append((Claim(rank, rows[0].start_ms, rows[0].end_ms), rows))
+            claims[rows[0].gpu_uuid].append((TimeClaim(rank, rows[0].start_ms, rows[0].end_ms), rows))
             seq += len(rows)
     result = []
     for gpu, known in claims.items():

@@ -7,14 +7,14 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.core.claim_overlap import Claim, ClaimRank, resolve_overlaps
+from accountant.core.claim_overlap import ClaimRank, TimeClaim, resolve_overlaps
 
 DAY = 86_400
 
 
-def claims_of(spans: list[tuple[int, int, int]]) -> list[Claim]:
+def claims_of(spans: list[tuple[int, int, int]]) -> list[TimeClaim]:
     return [
-        Claim(ClaimRank(origin, "epoch", seq), start, start + length)
+        TimeClaim(ClaimRank(origin, "epoch", seq), start, start + length)
         for seq, (origin, start, length) in enumerate(spans)
     ]
 
@@ -23,7 +23,7 @@ def claims_of(spans: list[tuple[int, int, int]]) -> list[Claim]:
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 9)), max_size=14).map(claims_of),
     st.randoms(use_true_random=False),
 )
-def test_an_instant_belongs_to_the_lowest_rank_that_claims_it(claims: list[Claim], chance: object) -> None:
+def test_an_instant_belongs_to_the_lowest_rank_that_claims_it(claims: list[TimeClaim], chance: object) -> None:
     kept = resolve_overlaps(claims)
     owner = {
         instant: min(claim.rank for claim in claims if claim.start_ms <= instant < claim.end_ms)

@@ -7,9 +7,9 @@ from decimal import Decimal
 from functools import cache
 from typing import Any
 
-from accountant.billing.queue_waits import KnownPod
+from accountant.billing.queue_waits import QueuedPod
 from accountant.billing.statements import Adjustment, Correction, StatementLine, UnmeteredItems
-from accountant.core.settings import Issuer
+from accountant.core.settings import InvoiceIssuer
 from accountant.ledger.protocols import EpochReport, JobKey
 from accountant.prices.price_book import PriceBook
 from accountant.reports.report_builder import MonthBooks, Report, build
@@ -68,7 +68,7 @@ def ledger(since: str = "2026-09-25", until: str = "2026-10-14") -> ListLedger:
     return found
 
 
-def _pod(number: int) -> KnownPod:
+def _pod(number: int) -> QueuedPod:
     team = tuple(TEAMS)[number % len(TEAMS)]
     made = START_MS + number * 8 * HOUR_MS // 4
     waited = (number * number % 97) * 60_000
@@ -77,7 +77,7 @@ def _pod(number: int) -> KnownPod:
         seq=0, uid=f"uid-{number}", namespace=team, name=f"pod-{number}", node="", created_ms=made,
         scheduled_ms=placed, started_ms=None if placed is None else placed + 20_000, observed_ms=made,
     )  # fmt: skip
-    return KnownPod("prod", team, team, facts)
+    return QueuedPod("prod", team, team, facts)
 
 
 def beside() -> UnmeteredItems:
@@ -144,5 +144,5 @@ def charged(end_ms: int = END_MS) -> Report:
     extra = replace(credit, id="2026-10-A2", team="teaching", amount=Decimal("12.00"), reason="lab course")
     return build(
         charged_ledger(), charged_book(), START_MS, end_ms,
-        booked=MonthBooks(beside=replace(about, adjustments=(credit, extra))), issuer=Issuer(host="ACME DC1"),
+        booked=MonthBooks(beside=replace(about, adjustments=(credit, extra))), issuer=InvoiceIssuer(host="ACME DC1"),
     )  # fmt: skip

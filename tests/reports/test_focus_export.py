@@ -18,7 +18,7 @@ from accountant.billing.statements import Closing
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.errors import CannotRender
 from accountant.core.periods import Month, zone
-from accountant.core.settings import Issuer
+from accountant.core.settings import InvoiceIssuer
 from accountant.exports.focus.charge_tables import BILLING_PERIOD, COST_AND_USAGE, INVOICE_DETAIL
 from accountant.exports.focus.charge_tables import COLUMNS as COLUMNS_1_2
 from accountant.exports.rendering_process import written
@@ -194,7 +194,7 @@ def test_a_closed_month_is_closed_and_its_kept_lines_rule() -> None:
     late.rows = [row for row in late.rows if row.names.get("team") != "teaching"]
     report = build(
         late, sample_month.charged_book(), sample_month.START_MS, sample_month.END_MS,
-        booked=MonthBooks(kept, period="published"), issuer=Issuer(),
+        booked=MonthBooks(kept, period="published"), issuer=InvoiceIssuer(),
     )  # fmt: skip
     rows = read(report)
     assert exact_sum(number(row["BilledCost"]) for row in rows) == kept.due_total
@@ -227,7 +227,7 @@ def test_columns_stand_in_order_with_our_own_last() -> None:
 def test_no_cell_is_a_formula(name: str) -> None:
     names = dict.fromkeys(("team", "namespace", "job", "pod", "user", "cluster", "pool"), name)
     row = held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names)
-    report = sample_month.october(row, booked=MonthBooks(beside=sample_month.beside()), issuer=Issuer(name=name))
+    report = sample_month.october(row, booked=MonthBooks(beside=sample_month.beside()), issuer=InvoiceIssuer(name=name))
     for rows in (read(report), read(report, "invoice_detail.csv"), read(report, "billing_period.csv")):
         for row in rows:
             for column, cell in row.items():
@@ -248,14 +248,14 @@ def test_what_has_no_focus_form_says_so(start: str, end: str, book: PriceBook | 
     span = (Month.parse(start[:7]).span(tz)[0], Month.parse(end[:7]).span(tz)[0])
     if start[-2:] != "01":
         span = span[0] + 4 * sample_month.DAY_MS, span[0] + 11 * sample_month.DAY_MS
-    report = build(ListLedger(), book, *span, issuer=Issuer())
+    report = build(ListLedger(), book, *span, issuer=InvoiceIssuer())
     for form in ("focus", "focus-1.2"):
         with pytest.raises(CannotRender, match=words):
             written(form, report)
 
 
 def test_an_empty_month_has_its_headings() -> None:
-    report = sample_month.october(issuer=Issuer())
+    report = sample_month.october(issuer=InvoiceIssuer())
     assert read(report) == []
     assert notes(report)["charges"] == 0
 
@@ -290,4 +290,6 @@ def test_whatever_was_used_the_charges_are_the_statement(ledger: ListLedger, idl
     plain = price_book(rows, timezone=timezone)
     book = PriceBook.model_validate({**plain.model_dump(by_alias=True), "billing": {"idle": {"unallocated": idle}}})
     span = Month(2026, 10).span(zone(timezone))
-    check_sums(build(ledger, book, *span, timezone, booked=MonthBooks(beside=sample_month.beside()), issuer=Issuer()))
+    check_sums(
+        build(ledger, book, *span, timezone, booked=MonthBooks(beside=sample_month.beside()), issuer=InvoiceIssuer())
+    )

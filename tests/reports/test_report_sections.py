@@ -11,14 +11,14 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from accountant.billing.queue_waits import KnownPod, queue_waits
+from accountant.billing.queue_waits import QueuedPod, queue_waits
 from accountant.billing.statements import canonical, from_canonical
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.core.periods import Month, zone
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports import figure_formatting, html_page, report_builder, report_tables
-from accountant.reports.report_breakdowns import Difference
+from accountant.reports.report_breakdowns import SpanChange
 from accountant.reports.report_builder import MonthBooks, Report, build
 from accountant.reports.report_tables import records
 from accountant.web.page_rows import to_lines
@@ -148,12 +148,12 @@ def test_the_hours_of_a_day_have_a_peak() -> None:
     assert (found.trough.hour, found.trough.held, found.trough.capacity_us) == (2, 0.25, 8 * HOUR_US)
 
 
-def pod(name: str, created: str, scheduled: str | None, team: str = "vision") -> KnownPod:
+def pod(name: str, created: str, scheduled: str | None, team: str = "vision") -> QueuedPod:
     facts = PodFacts(
         seq=0, uid=name, namespace=team, name=name, node="", created_ms=at(created),
         scheduled_ms=at(scheduled) if scheduled else None, observed_ms=at("2026-12-01"),
     )  # fmt: skip
-    return KnownPod("prod", team, team, facts)
+    return QueuedPod("prod", team, team, facts)
 
 
 def test_waits_are_as_known_at_the_end_of_the_span() -> None:
@@ -264,7 +264,7 @@ def test_a_month_is_compared_with_what_the_one_before_was_closed_with() -> None:
     whole = of(Month(2026, 10), "2026-11-01")
     assert whole.before is not None
     assert (whole.headline.cost, whole.before.cost) == (31 * 24 * 3, 30 * 24 * 2)
-    assert whole.teams[0].change == Difference(Decimal(792), 792 / 1440)
+    assert whole.teams[0].change == SpanChange(Decimal(792), 792 / 1440)
     part = of(Month(2026, 10), "2026-10-11")
     assert part.before is not None
     assert (part.headline.cost, part.before.cost) == (10 * 24 * 3, 10 * 24 * 2)

@@ -15,7 +15,7 @@ from itertools import groupby
 from accountant.core.periods import utc
 from accountant.reports import report_tables
 from accountant.reports.report_builder import Report
-from accountant.reports.report_tables import DECIMALS, TEXTS, Record, records, sum_of
+from accountant.reports.report_tables import DECIMALS, TEXTS, ReportRecord, records, sum_of
 from gputally.base.money import plain
 from gputally.base.untrusted_text import for_cell
 
@@ -47,14 +47,14 @@ def render_csv(report: Report) -> str:
     return text.getvalue()
 
 
-def _cells(record: Record) -> dict[str, str]:
+def _cells(record: ReportRecord) -> dict[str, str]:
     return {
         **{name: for_cell(getattr(record, name)) for name in TEXTS},
         **{name: _number(getattr(record, name)) for name in DECIMALS},
     }
 
 
-def _total(report: Report, lines: Sequence[Record]) -> dict[str, str]:
+def _total(report: Report, lines: Sequence[ReportRecord]) -> dict[str, str]:
     cost = report_tables.sum_of_lines(report, lines)
     time = sum_of(lines, "gpu_hours") if lines else None
     if not report.statement.metered:

@@ -33,7 +33,7 @@ from accountant.billing.statements import StatementLine, invoice_number
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.errors import CannotRender
 from accountant.core.periods import Month, utc
-from accountant.core.settings import Issuer
+from accountant.core.settings import InvoiceIssuer
 from accountant.exports.zip_archive import pack
 from accountant.reports.report_builder import Report
 from accountant.reports.statement_line_charges import Details, FocusCharge, Kind, charge_key, of_lines, rounding
@@ -58,7 +58,7 @@ def details_of(report: Report) -> Details:
     return report.details
 
 
-def issuer_of(report: Report) -> Issuer:
+def issuer_of(report: Report) -> InvoiceIssuer:
     return details_of(report).issuer
 
 

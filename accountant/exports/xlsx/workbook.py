@@ -47,7 +47,7 @@ def render_xlsx(report: Report) -> bytes:
     return pack(members)
 
 
-def _sheet(book: Workbook, table: report_tables.Table, currency: str | None) -> None:
+def _sheet(book: Workbook, table: report_tables.ReportTable, currency: str | None) -> None:
     sheet: Worksheet = book.create_sheet(table.title[:31])
     sheet.freeze_panes = "B2" if table.columns[0][1] == "text" else "A2"
     for column, (name, kind) in enumerate(table.columns, 1):
@@ -71,18 +71,18 @@ def _sheet(book: Workbook, table: report_tables.Table, currency: str | None) -> 
     sheet.print_title_rows = "1:1"
 
 
-def _heading(table: report_tables.Table, name: str, kind: report_tables.ColumnKind, currency: str | None) -> str:
+def _heading(table: report_tables.ReportTable, name: str, kind: report_tables.ColumnKind, currency: str | None) -> str:
     """The column's heading, with the currency if all its amounts are in the report's currency."""
     words = name.replace("_", " ")
     return f"{words} {currency}" if kind in ("money", "price") and currency and not _has_units(table) else words
 
 
-def _has_units(table: report_tables.Table) -> bool:
+def _has_units(table: report_tables.ReportTable) -> bool:
     """Whether each row states the unit of its amounts, as budgets in money and GPU-hours do."""
     return (report_tables.UNIT, "text") in table.columns
 
 
-def _unit(table: report_tables.Table, row: tuple[report_tables.Cell, ...], currency: str | None) -> str | None:
+def _unit(table: report_tables.ReportTable, row: tuple[report_tables.Cell, ...], currency: str | None) -> str | None:
     return str(row[table.columns.index((report_tables.UNIT, "text"))]) if _has_units(table) else currency
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from accountant.histories.prometheus.exporter_series import (
     Labels,
     Observed,
-    Series,
+    PrometheusSeries,
     device_of,
     of,
     resource,
@@ -48,7 +48,7 @@ _CELLS = 1_000_000
 """Cells of all devices in one chunk, to limit memory."""
 
 
-class History:
+class PrometheusHistory:
     """The history in a Prometheus server. match: further label matchers, such as `cluster="prod"`."""
 
     def __init__(
@@ -174,15 +174,15 @@ class _ChunkQueries:
         self._chunk = chunk
         self._match = match
 
-    def last(self, name: str, window_ms: int, matchers: str = "", test: str = "") -> tuple[Series, ...]:
+    def last(self, name: str, window_ms: int, matchers: str = "", test: str = "") -> tuple[PrometheusSeries, ...]:
         return self._range(f"last_over_time({selector(name, matchers, self._match)}[{window_ms}ms]) {test}")
 
-    def mean(self, name: str, window_ms: int, most: float = MOST) -> list[Series]:
+    def mean(self, name: str, window_ms: int, most: float = MOST) -> list[PrometheusSeries]:
         """The mean of ratios and gauges; a percentage becomes a ratio. most: as in `read_series`."""
         found = self._range(f"avg_over_time({selector(name, '', self._match)}[{window_ms}ms])", most)
         if name not in (*_UTIL, *_ENGINE):
             return list(found)
-        return [Series(one.labels, one.times, _ratios(one.values, percent=name == _UTIL[0])) for one in found]
+        return [PrometheusSeries(one.labels, one.times, _ratios(one.values, percent=name == _UTIL[0])) for one in found]
 
     def once(
         self, name: str, whole: str, matchers: str = "", kind: str = "last", most: float = MOST
@@ -193,7 +193,7 @@ class _ChunkQueries:
     def names(self, name: str, whole: str, matchers: str = "") -> tuple[Labels, ...]:
         return tuple(labels for labels, _ in self.once(name, whole, matchers))
 
-    def _range(self, query: str, most: float = MOST) -> tuple[Series, ...]:
+    def _range(self, query: str, most: float = MOST) -> tuple[PrometheusSeries, ...]:
         chunk = self._chunk
         return tuple(read_series(self._server, query, chunk.start_ms + STEP_MS, chunk.end_ms, STEP_MS, most))
 
@@ -205,14 +205,14 @@ def read_values(server: Prometheus, query: str, at_ms: int, most: float = MOST) 
 
 def read_series(
     server: Prometheus, query: str, start_ms: int, end_ms: int, step_ms: int, most: float = MOST
-) -> list[Series]:
+) -> list[PrometheusSeries]:
     """Values at start, start + step, … up to and including end. Values that are negative or above `most` are NaN.
     Raises PrometheusFailed."""
     found = []
     for one in server.range(query, start_ms, end_ms, step_ms):
         values = [(at, text) for at, text in one.values if 0 <= at <= MOST_EPOCH_S]
         times = array("q", (round(at * MS_PER_SECOND) for at, _ in values))
-        found.append(Series(one.metric, times, array("d", (number(text, most) for _, text in values))))
+        found.append(PrometheusSeries(one.metric, times, array("d", (number(text, most) for _, text in values))))
     return found
 
 
@@ -225,7 +225,7 @@ def _ratios(values: Sequence[float], *, percent: bool) -> list[float]:
     return [value / _PERCENT if percent or value > _OVERSHOOT else value for value in values]
 
 
-def _busy(util: Sequence[Series], engine: Sequence[Series]) -> tuple[Series, ...]:
+def _busy(util: Sequence[PrometheusSeries], engine: Sequence[PrometheusSeries]) -> tuple[PrometheusSeries, ...]:
     """Time with a running kernel for whole GPUs; engine activity for MIG instances, and if there is nothing else."""
     timed = {place for one in util if (place := device_of(one.labels)) is not None and place[1] is None}
     return (

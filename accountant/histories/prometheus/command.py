@@ -31,7 +31,7 @@ def imports(
 ) -> Iterator[Import]:
     """Import usage from the metrics of dcgm-exporter and kube-state-metrics. Can be interrupted and repeated without
     duplicates. Exit 1 if a part of the history was left out."""
-    from accountant.histories.prometheus.chunk_queries import History, PrometheusFailed
+    from accountant.histories.prometheus.chunk_queries import PrometheusFailed, PrometheusHistory
     from gputally.base.prometheus_api import Prometheus
 
     end_ms = asked.end(end)
@@ -45,7 +45,7 @@ def imports(
         ca_file=source_ca_file,
         headers=dict(map(_header, source_header or ())),
     )
-    history = History(server, match=match, scheduler=scheduler, team_labels=label or ())
+    history = PrometheusHistory(server, match=match, scheduler=scheduler, team_labels=label or ())
     length = _chunk(chunk) if chunk is not None else history.chunk_ms(end_ms)
     yield Import(cluster, server.origin, history.read, (start_ms, end_ms), length)
     for name in sorted(history.unknown):

@@ -64,7 +64,7 @@ _LIMITS: Final = {"gpumem": "memory", "gpumem.percentage": "memory percent", "gp
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class PrometheusSeries:
     """One time series from Prometheus.
 
     times: epoch ms, ascending.
@@ -96,14 +96,14 @@ class Observed:
     grid: TimeGrid
     window_ms: int
     scrape_ms: int
-    requests: tuple[Series, ...] = ()
-    init_requests: tuple[Series, ...] = ()
-    over: tuple[Series, ...] = ()
-    nodes: tuple[Series, ...] = ()
-    unready: tuple[Series, ...] = ()
-    busy: tuple[Series, ...] = ()
-    memory: tuple[Series, ...] = ()
-    power: tuple[Series, ...] = ()
+    requests: tuple[PrometheusSeries, ...] = ()
+    init_requests: tuple[PrometheusSeries, ...] = ()
+    over: tuple[PrometheusSeries, ...] = ()
+    nodes: tuple[PrometheusSeries, ...] = ()
+    unready: tuple[PrometheusSeries, ...] = ()
+    busy: tuple[PrometheusSeries, ...] = ()
+    memory: tuple[PrometheusSeries, ...] = ()
+    power: tuple[PrometheusSeries, ...] = ()
     devices: tuple[Labels, ...] = ()
     allocatable: tuple[tuple[Labels, float], ...] = ()
     starts: tuple[tuple[Labels, float], ...] = ()
@@ -209,7 +209,7 @@ def pod_label_names(extra: Iterable[str] = ()) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Container:
+class RequestingContainer:
     """A container that requested `count` of a resource.
 
     runs: (first, last) cells in which it did.
@@ -244,7 +244,7 @@ class PodSeries:
     offered: the GPUs that each node can allocate.
     deaf: whether kube-state-metrics was never scraped."""
 
-    containers: tuple[Container, ...]
+    containers: tuple[RequestingContainer, ...]
     pods: Mapping[PodName, PodInfo]
     heard: frozenset[int]
     listed: Mapping[str, frozenset[int]]
@@ -284,13 +284,13 @@ def asked_for(seen: Observed) -> PodSeries:
     )
 
 
-def _of_init(seen: Observed) -> list[Series]:
+def _of_init(seen: Observed) -> list[PrometheusSeries]:
     """The requests of init containers, and so of sidecars, in pods none of whose other containers requests GPUs; of
     each pod and resource the largest. The kubelet keeps the devices of such a container for its pod, and gives them to
     the other containers, if those request any."""
     requests = [one.labels for one in seen.requests if resource(of(one.labels, "resource"))]
     others = {(pod_of(labels), of(labels, "uid")) for labels in requests}
-    largest: dict[tuple[PodName, str, str], tuple[float, Series]] = {}
+    largest: dict[tuple[PodName, str, str], tuple[float, PrometheusSeries]] = {}
     for one in seen.init_requests:
         key = (pod_of(one.labels), of(one.labels, "uid"), of(one.labels, "resource"))
         most = max(one.cells(seen.grid).values(), default=0.0)
@@ -299,7 +299,7 @@ def _of_init(seen: Observed) -> list[Series]:
     return [one for _, one in largest.values()]
 
 
-def _by_node(table: Iterable[Series], seen: Observed) -> dict[str, set[int]]:
+def _by_node(table: Iterable[PrometheusSeries], seen: Observed) -> dict[str, set[int]]:
     found: dict[str, set[int]] = {}
     for one in table:
         if node := of(one.labels, "node"):
@@ -320,12 +320,12 @@ def _limits(seen: Observed) -> dict[tuple[PodName, str], dict[str, float]]:
 
 
 def _containers(
-    requests: Iterable[Series],
+    requests: Iterable[PrometheusSeries],
     seen: Observed,
     pods: Mapping[PodName, PodInfo],
     silent: set[int],
     limits: Mapping[tuple[PodName, str], Mapping[str, float]],
-) -> tuple[Container, ...]:
+) -> tuple[RequestingContainer, ...]:
     over: dict[tuple[PodName, str], set[int]] = {}
     for one in seen.over:
         over.setdefault((pod_of(one.labels), of(one.labels, "uid")), set()).update(one.cells(seen.grid))
@@ -347,7 +347,7 @@ def _containers(
         runs_of = tuple(runs(bridge_gaps(cells, silent)))
         at = frozenset(over.get((pod, own_uid), ()))
         of_one = limits.get((pod, name), {})
-        made.append(Container(pod, uid or makeshift_uid(pod), name, node, kind, count, runs_of, at, of_one))
+        made.append(RequestingContainer(pod, uid or makeshift_uid(pod), name, node, kind, count, runs_of, at, of_one))
     return tuple(made)
 
 
@@ -367,7 +367,7 @@ Place = tuple[str, int | None]
 
 
 @dataclass(frozen=True, eq=False)
-class Device:
+class ExporterDevice:
     """What the exporter reported about one GPU.
 
     order: its index among the GPUs of its node.
@@ -397,7 +397,7 @@ class Device:
         return GpuLayout(self.uuid, self.model, parts, known, lost, self.power)
 
 
-def devices_of(seen: Observed, nodes_of: Mapping[PodName, str], listed: Mapping[str, object]) -> list[Device]:
+def devices_of(seen: Observed, nodes_of: Mapping[PodName, str], listed: Mapping[str, object]) -> list[ExporterDevice]:
     """The devices by node and order.
 
     nodes_of: the node of each pod.
@@ -427,7 +427,7 @@ def _device(
     labelled: Mapping[tuple[int | None, PodName], set[int]],
     grid: TimeGrid,
     node: str,
-) -> Device:
+) -> ExporterDevice:
     model = as_name(next((labels["modelName"] for labels in about if labels.get("modelName")), ""))
     profiles = {place[1]: labels.get("GPU_I_PROFILE", "") for labels in about if (place := device_of(labels))}
     slices = [
@@ -438,7 +438,7 @@ def _device(
     places: list[Place] = [(uuid, one.gi) for one in slices] or [(uuid, None)]
     index = next((labels["gpu"] for labels in about if labels.get("gpu")), "")
     sampled = {cell for table in tables.values() for place in {(uuid, None), *places} for cell in table.get(place, ())}
-    return Device(
+    return ExporterDevice(
         uuid=uuid,
         model=model,
         node=node,
@@ -457,7 +457,7 @@ def _device(
     )
 
 
-def _by_place(table: Sequence[Series], grid: TimeGrid) -> dict[Place, dict[int, float]]:
+def _by_place(table: Sequence[PrometheusSeries], grid: TimeGrid) -> dict[Place, dict[int, float]]:
     """The largest value of each cell, by device and part."""
     found: dict[Place, dict[int, float]] = {}
     for one in table:
@@ -518,8 +518,8 @@ def _node(about: Sequence[Labels], nodes_of: Mapping[PodName, str], listed: Mapp
 
 
 def assumed_devices(
-    node: str, offered: Mapping[str, int], containers: Sequence[Container], labels: Mapping[str, str]
-) -> list[Device]:
+    node: str, offered: Mapping[str, int], containers: Sequence[RequestingContainer], labels: Mapping[str, str]
+) -> list[ExporterDevice]:
     """Devices for as many GPUs as a node offers, or was seen to need, if no exporter listed them. labels: the
     node's."""
     product = labels.get("label_nvidia_com_gpu_product", "")
@@ -531,7 +531,7 @@ def assumed_devices(
     counts = {**needed, **offered}
     listed = sum(-(-count // each) for name, count in counts.items() if not name.startswith(MIG_RESOURCE))
     single, whole = (listed, 0) if profile else (0, listed)  # MIG strategy single: instances, each listed as a GPU
-    made = [Device(f"{MAKESHIFT}{node}/{number}", model, node, (number, "")) for number in range(whole)]
+    made = [ExporterDevice(f"{MAKESHIFT}{node}/{number}", model, node, (number, "")) for number in range(whole)]
     instances = [
         name.removeprefix(MIG_RESOURCE)
         for name, count in sorted(counts.items())
@@ -547,9 +547,9 @@ def _replicas(labels: Labels, name: str) -> int:
     return whole_number(labels.get(label, "")) or 1
 
 
-def _partitioned(node: str, model: str, profiles: Sequence[str], first: int) -> list[Device]:
+def _partitioned(node: str, model: str, profiles: Sequence[str], first: int) -> list[ExporterDevice]:
     read = [one for gi, profile in enumerate(profiles) if (one := mig_slice(profile, gi, model)) is not None]
     return [
-        Device(f"{MAKESHIFT}{node}/{first + number}", model, node, (first + number, ""), slices=tuple(parts))
+        ExporterDevice(f"{MAKESHIFT}{node}/{first + number}", model, node, (first + number, ""), slices=tuple(parts))
         for number, parts in enumerate(pack_instances(read))
     ]

@@ -27,12 +27,12 @@ from accountant.histories.prometheus.exporter_series import (
     MIG_RESOURCE,
     MOST_GPUS,
     WHOLE,
-    Container,
-    Device,
+    ExporterDevice,
     Labels,
     Observed,
     PodName,
     PodSeries,
+    RequestingContainer,
     asked_for,
     assumed_devices,
     devices_of,
@@ -148,7 +148,9 @@ def _owner(labels: Labels, prefix: str) -> Owner | None:
     return Owner(kind, name)
 
 
-def of_requests(containers: Sequence[Container], devices: Sequence[Device], seen: Observed) -> list[Demand]:
+def of_requests(
+    containers: Sequence[RequestingContainer], devices: Sequence[ExporterDevice], seen: Observed
+) -> list[Demand]:
     """The demands of one node, with the devices that were labelled with each pod."""
     starts, ends = _instants(seen.starts), _instants(seen.ends)
     on: dict[PodName, set[tuple[str, int]]] = {}
@@ -202,7 +204,7 @@ def _edges(
     return max(grid.start_ms, start), min(grid.end_ms, end)
 
 
-def of_labels(devices: Sequence[Device], asked: PodSeries, seen: Observed) -> list[Demand]:
+def of_labels(devices: Sequence[ExporterDevice], asked: PodSeries, seen: Observed) -> list[Demand]:
     """The demands if kube-state-metrics was never scraped: a labelled device is held by the pod in its label."""
     found = []
     for device in devices:
@@ -223,7 +225,7 @@ def labelled_pool(uuid: str, part: int) -> str:
     return f"{uuid}/{part}"
 
 
-def sharers(device: Device, part: int) -> int:
+def sharers(device: ExporterDevice, part: int) -> int:
     """The largest number of pods with which a part was labelled at the same time; at least 1. A pod that takes over
     from another within a cell does not count as simultaneous."""
     of_pods = [cells for (number, _), cells in device.labelled.items() if number == part]
@@ -251,7 +253,7 @@ def histories(seen: Observed, *, scheduler: str = "", team_labels: Sequence[str]
 
 
 def _node(
-    node: str, own: list[Device], asked: PodSeries, seen: Observed, naming: tuple[str, Sequence[str]]
+    node: str, own: list[ExporterDevice], asked: PodSeries, seen: Observed, naming: tuple[str, Sequence[str]]
 ) -> NodeHistory:
     grid = seen.grid
     whole = (grid.start_ms, grid.end_ms)
@@ -331,7 +333,7 @@ _LISTED_PARTS = 1_000
 
 
 def _sizes(
-    containers: Sequence[Container], own: Sequence[Device], labels: Mapping[str, str]
+    containers: Sequence[RequestingContainer], own: Sequence[ExporterDevice], labels: Mapping[str, str]
 ) -> dict[tuple[str, str], int | None]:
     """The part of a GPU, in thousandths, that HAMi's limits allow a container, by uid and container; None if a limit is
     a size and the GPUs' memory is unknown.
@@ -367,14 +369,14 @@ def _in_parts(wanted: Sequence[Demand], sizes: Mapping[tuple[str, str], int | No
     return _LISTED_PARTS // unit, made
 
 
-def _whole_in_parts(own: Sequence[Device], parts: int) -> tuple[dict[str, list[int]], dict[str, list[Slot]]]:
+def _whole_in_parts(own: Sequence[ExporterDevice], parts: int) -> tuple[dict[str, list[int]], dict[str, list[Slot]]]:
     """The GPUs of a node, each divided into equal parts; GPU by GPU, so that a pod is on one GPU if it fits."""
     slots = {device.uuid: [parts] * max(1, len(device.slices)) for device in own}
     in_order = [(uuid, part) for uuid, counts in slots.items() for part in range(len(counts))]
     return slots, {WHOLE: [(uuid, part, slot) for uuid, part in in_order for slot in range(parts)]}
 
 
-def _labelled(own: Sequence[Device]) -> tuple[dict[str, list[int]], dict[str, list[Slot]]]:
+def _labelled(own: Sequence[ExporterDevice]) -> tuple[dict[str, list[int]], dict[str, list[Slot]]]:
     """Every part of every GPU is a pool of its own."""
     slots = {device.uuid: [sharers(device, part) for part in range(max(1, len(device.slices)))] for device in own}
     pools: dict[str, list[Slot]] = {
@@ -386,14 +388,14 @@ def _labelled(own: Sequence[Device]) -> tuple[dict[str, list[int]], dict[str, li
 
 
 def _pools(
-    own: Sequence[Device], offered: Mapping[str, int], wanted: Sequence[Demand]
+    own: Sequence[ExporterDevice], offered: Mapping[str, int], wanted: Sequence[Demand]
 ) -> tuple[dict[str, list[int]], dict[str, list[Slot]]]:
     """The slots by GPU and part, and the slots by resource. MIG instances are in the pool of their profile, or
     of whole GPUs if the node offers them as such. The other GPUs are divided between the resources that the node
     offers."""
     names = offered.keys() | {demand.pool for demand in wanted}
     parts: dict[str, list[tuple[str, int]]] = {}
-    plain: list[Device] = []
+    plain: list[ExporterDevice] = []
     for device in own:
         if not device.slices:
             plain.append(device)
@@ -439,8 +441,8 @@ def _mig_pool(profile: str, names: Collection[str]) -> str:
 
 
 def _divided(
-    plain: Sequence[Device], names: Sequence[str], offered: Mapping[str, int], wanted: Sequence[Demand]
-) -> dict[str, list[Device]]:
+    plain: Sequence[ExporterDevice], names: Sequence[str], offered: Mapping[str, int], wanted: Sequence[Demand]
+) -> dict[str, list[ExporterDevice]]:
     """Divides the GPUs without MIG among the resources that the node offers. As many as it offers of `nvidia.com/gpu`
     are whole, and the others are shared. The exporter's labels decide which, if there are any."""
     if len(names) < 2:
@@ -450,7 +452,7 @@ def _divided(
         for uuid, _ in demand.on:
             labelled.setdefault(demand.pool, set()).add(uuid)
     left = list(plain)
-    found: dict[str, list[Device]] = {}
+    found: dict[str, list[ExporterDevice]] = {}
     shared = [name for name in names if name != WHOLE]
     for name in [WHOLE, *shared] if WHOLE in names else shared:
         others = {uuid for pool, uuids in labelled.items() if pool != name for uuid in uuids}

@@ -29,7 +29,7 @@ from math import lcm
 
 from accountant.core.claim_overlap import Span
 from accountant.core.node_lists import node_names
-from accountant.histories.slurm.job_records import MOST_GPUS, Job, NodeGpus, facts
+from accountant.histories.slurm.job_records import MOST_GPUS, JobRecord, NodeGpus, facts
 from accountant.history_import.gpu_assignment import (
     Demand,
     GpuLayout,
@@ -64,7 +64,7 @@ class _Levels:
     times: list[int] = field(default_factory=list)
     taken: list[int] = field(default_factory=list)
     """The level from each of the `times` on."""
-    grants: list[tuple[Job, int, int, int, bool]] = field(default_factory=list)
+    grants: list[tuple[JobRecord, int, int, int, bool]] = field(default_factory=list)
     """(job, slots, start, end, whether it has a part of a GPU)."""
 
     def free(self, start: int, end: int) -> int:
@@ -72,7 +72,7 @@ class _Levels:
         first = max(0, bisect_right(self.times, start) - 1)
         return self.most - max(self.taken[first : bisect_left(self.times, end)], default=0)
 
-    def take(self, job: Job, slots: int, start: int, end: int, *, part: bool) -> None:
+    def take(self, job: JobRecord, slots: int, start: int, end: int, *, part: bool) -> None:
         for at in (start, end):
             place_of = bisect_left(self.times, at)
             if place_of == len(self.times) or self.times[place_of] != at:
@@ -95,7 +95,7 @@ class _Request:
     """Slots that a job has on some of the pools, in order of its nodes: by node, the pools and the slots of one GPU or
     part."""
 
-    job: Job
+    job: JobRecord
     count: int
     pools: Mapping[str, Sequence[str]]
     kind: str
@@ -117,7 +117,7 @@ class SlurmHistory:
 
     def __init__(
         self,
-        jobs: Iterable[Job],
+        jobs: Iterable[JobRecord],
         offered: Mapping[str, NodeGpus],
         until_ms: int,
         models: Mapping[str, str] | None = None,
@@ -131,7 +131,7 @@ class SlurmHistory:
             for node, offer in offered.items()
             for kind, count in offer.types.items()
         }
-        self._unplaced: list[tuple[Job, int, int, int]] = []
+        self._unplaced: list[tuple[JobRecord, int, int, int]] = []
         """(job, millionths of a GPU, start, end) of time that is on no GPU."""
         runs = list(self._one_run_at_a_time(jobs))
         self._seen = _types_of(runs)
@@ -161,7 +161,7 @@ class SlurmHistory:
         found += [NodeHistory(node, (), {}, unplaced_us=us) for node, us in sorted(unplaced.items())]
         return found
 
-    def _one_run_at_a_time(self, jobs: Iterable[Job]) -> Iterator[Job]:
+    def _one_run_at_a_time(self, jobs: Iterable[JobRecord]) -> Iterator[JobRecord]:
         """The runs with their true ends: a job that started again had ended before."""
         by_id = sorted(jobs, key=lambda job: (job.cluster, job.id, job.started_ms or 0))
         for _, group in groupby(by_id, key=lambda job: (job.cluster, job.id)):
@@ -171,7 +171,7 @@ class SlurmHistory:
                 runs_on = limit is not None and job.started_ms is not None and not job.doubt
                 yield replace(job, ended_ms=min(limit, job.ended_ms or limit)) if runs_on and limit is not None else job
 
-    def _requests(self, job: Job) -> Iterator[_Request]:
+    def _requests(self, job: JobRecord) -> Iterator[_Request]:
         """What a job has on which pools. A job whose time or place is not known becomes a fault."""
         if not job.gpus and not job.shares:
             return
@@ -204,7 +204,7 @@ class SlurmHistory:
                 pools = {node: self._pools_for(node, _ANY) for node in able}
                 yield _Request(job, count, pools, kind, start, end)
 
-    def _leave_out(self, job: Job, reason: str, start: int | None = None, end: int | None = None) -> None:
+    def _leave_out(self, job: JobRecord, reason: str, start: int | None = None, end: int | None = None) -> None:
         what = f"{job.gpus} GPUs" if job.gpus else ", ".join(f"{n} {kind}" for kind, n in job.shares.items())
         self.faults.append(Fault(f"job {job.id}", f"its time on {what} is left out: {reason}"))
         if start is not None and end is not None:
@@ -299,7 +299,7 @@ class SlurmHistory:
 
     def _place(
         self, node: str, pools: Sequence[tuple[str, _Levels]]
-    ) -> tuple[tuple[GpuLayout, ...], dict[str, list[SlotHold]], list[Job]]:
+    ) -> tuple[tuple[GpuLayout, ...], dict[str, list[SlotHold]], list[JobRecord]]:
         """The GPUs of a node, pool by pool, with the holds on them and the jobs that hold them."""
         whole = [(start, end) for _, levels in pools for _, _, start, end, _ in levels.grants]
         described = node in self._offered
@@ -307,7 +307,7 @@ class SlurmHistory:
         layouts: list[GpuLayout] = []
         slots: dict[str, list[Slot]] = {}
         demands: list[Demand] = []
-        jobs: list[Job] = []
+        jobs: list[JobRecord] = []
         for kind, levels in pools:
             count = levels.slots // self._slots_of(node, kind)
             made, slots[kind] = self._gpus(node, kind, count, len(layouts), known)
@@ -369,7 +369,7 @@ class SlurmHistory:
 _PPM = 1_000_000
 
 
-def _types_of(jobs: Iterable[Job]) -> dict[str, str]:
+def _types_of(jobs: Iterable[JobRecord]) -> dict[str, str]:
     """The GPU type of which each node's jobs had most."""
     counts: dict[str, Counter[str]] = {}
     for job in jobs:

@@ -56,7 +56,7 @@ _RUNNING = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobRecord:
     """One record of a job in Slurm's accounting.
 
     array: number of the array, if the job is one of its tasks.
@@ -93,13 +93,13 @@ class Reading:
     runs: the last record of each start of a job; a requeued job has several.
     tracks_gpus: whether any record says what was allocated of a generic resource of GPUs."""
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[JobRecord, ...]
     faults: tuple[Fault, ...]
-    runs: tuple[Job, ...] = ()
+    runs: tuple[JobRecord, ...] = ()
     tracks_gpus: bool = False
 
 
-def facts(job: Job, observed_ms: int) -> PodFacts:
+def facts(job: JobRecord, observed_ms: int) -> PodFacts:
     """The facts in the ledger's form; `uid` is the number by which agents know the job."""
     account, user = as_name(job.account), as_name(job.user)
     labels = {"slurm/user": user, "slurm/partition": as_name(job.partition)}
@@ -148,7 +148,7 @@ def from_rest(raw: bytes) -> Reading:
     records = document.get("jobs") if isinstance(document, dict) else None
     if not isinstance(records, list):
         return Reading((), (Fault("document", "there is no list `jobs`, as slurmrestd's answer has"),))
-    runs: list[Job] = []
+    runs: list[JobRecord] = []
     faults = []
     for index, record in enumerate(records):
         job = _rest_job(record) if isinstance(record, dict) else None
@@ -159,7 +159,7 @@ def from_rest(raw: bytes) -> Reading:
     return _reading(runs, faults)
 
 
-def _reading(runs: Sequence[Job], faults: Sequence[Fault]) -> Reading:
+def _reading(runs: Sequence[JobRecord], faults: Sequence[Fault]) -> Reading:
     """The reading of these records. Exports that overlap contain a record twice, the later one perhaps with an end."""
     starts = {(job.cluster, job.id, job.started_ms): job for job in runs}
     jobs = {(job.cluster, job.id): job for job in runs}
@@ -210,7 +210,7 @@ class _Table:
         self._zone = zone
         self._free = [place for place, name in enumerate(heading) if name in USERS_TEXT]
         self._number = heading.index("JobIDRaw")
-        self.runs: list[Job] = []
+        self.runs: list[JobRecord] = []
         self.steps: dict[tuple[str, str], dict[str, str]] = {}
         self.faults: list[Fault] = []
 
@@ -269,14 +269,14 @@ class _Table:
         return dict(zip(self._heading, cells, strict=True))
 
 
-def _sacct_job(row: Mapping[str, str], zone: ZoneInfo) -> Job:
+def _sacct_job(row: Mapping[str, str], zone: ZoneInfo) -> JobRecord:
     number = row["JobIDRaw"]
     if not number.isascii() or not number.isdigit() or len(number) > _LONGEST_NUMBER:
         raise ValueError(f"not a job number: {number[:80]!r}")
     array, underscore, _ = row.get("JobID", "").partition("_")
     found = _allocated_text(row.get("AllocTRES", ""))
     start, end, doubt = _time(row, zone)
-    return Job(
+    return JobRecord(
         id=number,
         name=row.get("JobName", ""),
         account=row["Account"],
@@ -408,7 +408,7 @@ def _elapsed_ms(row: Mapping[str, str]) -> int | None:
     return (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * MS_PER_SECOND
 
 
-def _rest_job(record: Mapping[str, Any]) -> Job | None:
+def _rest_job(record: Mapping[str, Any]) -> JobRecord | None:
     number, association = _number(record.get("job_id")), _mapping(record.get("association"))
     account = _text(record.get("account")) or _text(association.get("account"))
     if not number or not account:
@@ -425,7 +425,7 @@ def _rest_job(record: Mapping[str, Any]) -> Job | None:
     state = _mapping(record.get("state")).get("current", record.get("state"))
     word = _text(state[0]) if isinstance(state, list) and state else _text(state)
     doubt = missing_end(word, started=started is not None, ended=ended is not None)
-    return Job(
+    return JobRecord(
         id=str(number),
         name=_text(record.get("name")),
         account=account,

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from accountant.billing.idle_time_causes import Launch, Phase, PhaseSpan, gang, in_gangs, phase_spans
-from accountant.billing.time_reallocation import Share, lend
+from accountant.billing.time_reallocation import HolderTime, lend
 from accountant.core.claim_overlap import union
 from accountant.storage.duckdb_engine import Cursor, Row, statement
 from accountant.storage.ledger_state import State
@@ -262,7 +262,7 @@ def _lent_in(
         # Unheld time of a node that is down counts as down time, which cannot be lent.
         down = any(start < span.end_ms and end > span.start_ms for start, end in state.fleet.life(gpu).down)
         unallocated_us = 0 if down else sum(share.unheld_us for share in unheld)
-        free, parts = lend(unallocated_us, [Share(share.idle_us, share.borrowed_us) for share in held])
+        free, parts = lend(unallocated_us, [HolderTime(share.idle_us, share.borrowed_us) for share in held])
         keys = [
             key_of(by, state.fleet, piece, gpu, device_names.get(share.device, NO_DEVICE), names[share.payer])
             for share in held

@@ -41,9 +41,9 @@ from accountant.storage.write.gpu_and_pod_ownership import GpuClaims, PodClaims
 from accountant.storage.write.name_ids import PodKey
 from accountant.storage.write.record_columns import (
     DistinctColumn,
-    Fault,
     Incoming,
     K,
+    Rejection,
     Section,
     Stream,
     Truth,
@@ -261,7 +261,7 @@ def _small_slice(part: Slice | None) -> bool:
     return all(0 <= number <= LARGEST_SMALL for number in sizes)
 
 
-def record_fault(rows: Sequence[UsageInterval], now_ms: int) -> Fault | None:
+def record_fault(rows: Sequence[UsageInterval], now_ms: int) -> Rejection | None:
     """Return the first fault of a set, or None."""
     first = rows[0]
     found = _span_fault(first, now_ms)
@@ -273,58 +273,58 @@ def record_fault(rows: Sequence[UsageInterval], now_ms: int) -> Fault | None:
             return found
     capacity, whole = sum(row.capacity_us for row in rows), full_us(first.end_ms - first.start_ms)
     if capacity > whole:
-        return Fault("over-capacity", f"the set has {capacity} µs of capacity in a span of {whole} µs")
+        return Rejection("over-capacity", f"the set has {capacity} µs of capacity in a span of {whole} µs")
     if capacity < whole and any(row.method != "carried" for row in rows):
-        return Fault("incomplete-set", f"the set has {capacity} µs of capacity in a span of {whole} µs")
+        return Rejection("incomplete-set", f"the set has {capacity} µs of capacity in a span of {whole} µs")
     return None
 
 
-def _span_fault(row: UsageInterval, now_ms: int) -> Fault | None:
+def _span_fault(row: UsageInterval, now_ms: int) -> Rejection | None:
     if row.start_ms >= row.end_ms:
-        return Fault("impossible-span", f"[{row.start_ms}, {row.end_ms}) is empty or runs backwards")
+        return Rejection("impossible-span", f"[{row.start_ms}, {row.end_ms}) is empty or runs backwards")
     if row.end_ms > now_ms + SKEW_MS:
-        return Fault("future-dated", f"ends {row.end_ms - now_ms} ms after the accountant's clock")
+        return Rejection("future-dated", f"ends {row.end_ms - now_ms} ms after the accountant's clock")
     if row.start_ms < EPOCH_2020_MS:
-        return Fault("before-2020", f"starts at {utc(row.start_ms)}: the clock of the node was not set")
+        return Rejection("before-2020", f"starts at {utc(row.start_ms)}: the clock of the node was not set")
     if row.end_ms - row.start_ms > MAX_INTERVAL_MS:
-        return Fault("too-long", f"{row.end_ms - row.start_ms} ms, the longest allowed is {MAX_INTERVAL_MS} ms")
+        return Rejection("too-long", f"{row.end_ms - row.start_ms} ms, the longest allowed is {MAX_INTERVAL_MS} ms")
     return None
 
 
-def _row_fault(row: UsageInterval) -> Fault | None:
+def _row_fault(row: UsageInterval) -> Rejection | None:
     for figure in _figures_of(row):
         if figure is not None and not 0 <= figure <= LARGEST:
-            return Fault("negative" if figure < 0 else "out-of-range", f"row {row.seq} has the figure {figure}")
+            return Rejection("negative" if figure < 0 else "out-of-range", f"row {row.seq} has the figure {figure}")
     holder = row.holder
     if row.allocated_us > row.capacity_us:
-        return Fault("over-allocated", f"row {row.seq}: {row.allocated_us} µs allocated of {row.capacity_us} µs")
+        return Rejection("over-allocated", f"row {row.seq}: {row.allocated_us} µs allocated of {row.capacity_us} µs")
     if holder is None and row.allocated_us > 0:
-        return Fault("no-holder", f"row {row.seq}: {row.allocated_us} µs allocated without a holder")
+        return Rejection("no-holder", f"row {row.seq}: {row.allocated_us} µs allocated without a holder")
     if _is_unattributed(holder) and row.capacity_us > 0:
-        return Fault("unattributed-capacity", f"row {row.seq}: unattributed busy time has no capacity of its own")
+        return Rejection("unattributed-capacity", f"row {row.seq}: unattributed busy time has no capacity of its own")
     named = row.gpu_uuid != "" and is_name(row.gpu_uuid) and is_name(row.gpu_model) and _named_slice(row.slice)
     if holder is not None:
         named = named and all(map(is_name, _names(holder)))
     if not named:
-        return Fault("bad-name", f"row {row.seq}: a name is missing, {_UNNAMED}")
+        return Rejection("bad-name", f"row {row.seq}: a name is missing, {_UNNAMED}")
     if not (_small_slice(row.slice) and _small_sharing(row.sharing)):
-        return Fault("out-of-range", f"row {row.seq}: a number of its slice or its sharing is out of range")
+        return Rejection("out-of-range", f"row {row.seq}: a number of its slice or its sharing is out of range")
     return None
 
 
-def fact_fault(fact: PodFacts, now_ms: int) -> Fault | None:
+def fact_fault(fact: PodFacts, now_ms: int) -> Rejection | None:
     """Return the fault of a fact, or None. A fact dated in the future is rejected, because it would override every
     later one."""
     if not 0 <= fact.observed_ms <= now_ms + SKEW_MS:
-        return Fault("future-dated", f"observed {fact.observed_ms - now_ms} ms after the accountant's clock")
+        return Rejection("future-dated", f"observed {fact.observed_ms - now_ms} ms after the accountant's clock")
     names = [fact.uid, fact.namespace, fact.name]
     for owner in fact.owners:
         names += (owner.kind, owner.name, owner.uid)
     references = fact.node, fact.workload, fact.queue_ref  # a job's node is a list of nodes
     if not (_are_names(names, LONGEST_NAME) and _are_names(references, LONGEST_REFERENCE)) or has_controls(fact):
-        return Fault("bad-name", f"fact {fact.seq}: a name or a label is {_UNNAMED}")
+        return Rejection("bad-name", f"fact {fact.seq}: a name or a label is {_UNNAMED}")
     if not in_range(fact):
-        return Fault("out-of-range", f"fact {fact.seq}: a time or the priority is out of range")
+        return Rejection("out-of-range", f"fact {fact.seq}: a time or the priority is out of range")
     return None
 
 
@@ -351,7 +351,7 @@ class Rejected:
     stream: Stream
     seq: int
     digest: int
-    fault: Fault
+    fault: Rejection
     content: str
 
 
@@ -392,7 +392,7 @@ class _Left:
         ]
 
 
-_FaultySet = tuple[int, Sequence[UsageInterval], Fault]
+_FaultySet = tuple[int, Sequence[UsageInterval], Rejection]
 """The index of its section, its rows and their fault."""
 
 
@@ -497,7 +497,7 @@ class GroupCommit:
         if self.quotas is not None:
             self.quotas.record_hole(sender_of(stream), reason)
 
-    def _reject(self, stream: Stream, record: UsageInterval | PodFacts, mark: int, fault: Fault) -> None:
+    def _reject(self, stream: Stream, record: UsageInterval | PodFacts, mark: int, fault: Rejection) -> None:
         """Quarantine a record. Its text counts as bytes that the sender leaves."""
         text = content(record)
         if self.quotas is not None:
@@ -644,14 +644,14 @@ class GroupCommit:
         """Yield the facts from the node of their pod, as far as the node may name new pods. Others are rejected."""
         for (stream, fact, mark), tally in zip(self.facts, self._fact_tallies, strict=True):
             checked = self._beyond_quota(pods, stream, fact) or pods.fact(stream, fact)
-            if isinstance(checked, Fault):
+            if isinstance(checked, Rejection):
                 if checked.quota:
                     tally.beyond(checked.quota)
                 self._reject(stream, fact, mark, checked)
             else:
                 yield stream, checked, mark
 
-    def _beyond_quota(self, pods: PodClaims, stream: Stream, fact: PodFacts) -> Fault | None:
+    def _beyond_quota(self, pods: PodClaims, stream: Stream, fact: PodFacts) -> Rejection | None:
         """Return why the sender may name no further pod; None if it may, or if the pod is known."""
         if self.quotas is None or not pods.is_new(stream, fact):
             return None
@@ -685,7 +685,7 @@ class GroupCommit:
             if mark in known or known >= SET_ASIDE or self._was_set_aside(stream, record.seq):
                 duplicates += interval
                 continue
-            fault = Fault(
+            fault = Rejection(
                 "contradicts",
                 f"the record with number {record.seq} was {'stored with other content' if known else 'declared lost'} "
                 "before",

@@ -36,7 +36,7 @@ from accountant.inventory.pod_facts import is_job_number
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.write import record_columns
 from accountant.storage.write.name_ids import PodKey
-from accountant.storage.write.record_columns import Fault, GpuName, Stream
+from accountant.storage.write.record_columns import GpuName, Rejection, Stream
 from accountant.storage.write.sender_quotas import QuotaClaims, sender_of
 from agent.wire import Holder, PodFacts
 from gputally.base.units import MS_PER_HOUR
@@ -87,7 +87,7 @@ class OwnedGpu(NamedTuple):
         return self._replace(owners=(*self.owners[:-1], self.owner._replace(imported=False)))
 
 
-class GpuOwners:
+class GpuRegister:
     """The writer's copy of the register of GPUs. For move_after_ms see MOVE_AFTER_MS."""
 
     def __init__(self, move_after_ms: int = MOVE_AFTER_MS) -> None:
@@ -128,7 +128,7 @@ class GpuClaims:
     """Checks and changes ownerships for one transaction. `commit` applies the changes to the register. Without it they
     are dropped."""
 
-    register: GpuOwners
+    register: GpuRegister
     now_ms: int
     quotas: QuotaClaims
 
@@ -140,7 +140,7 @@ class GpuClaims:
     def commit(self) -> None:
         self.register.known |= self._changed
 
-    def fault(self, gpu: GpuName, stream: Stream, start_ms: int, end_ms: int) -> Fault | None:
+    def fault(self, gpu: GpuName, stream: Stream, start_ms: int, end_ms: int) -> Rejection | None:
         """Return why the outbox's node may not report this span of the GPU. If it may, note what the report changes in
         the register, for `commit`, and return None."""
         _, node, epoch = stream
@@ -174,7 +174,7 @@ class GpuClaims:
             )
         return None
 
-    def _over_quota(self, gpu: GpuName, stream: Stream) -> Fault | None:
+    def _over_quota(self, gpu: GpuName, stream: Stream) -> Rejection | None:
         """Return why the node may have no further GPU; None if it may, which is then counted."""
         sender = sender_of(stream)
         quota = self.quotas.take_gpu(sender)
@@ -237,11 +237,11 @@ def owns_span(owners: Iterable[Ownership], node: str, start_ms: int, end_ms: int
     return False
 
 
-def _foreign_gpu(uuid: str, owned: OwnedGpu, node: str, start_ms: int, end_ms: int, move_after_ms: int) -> Fault:
+def _foreign_gpu(uuid: str, owned: OwnedGpu, node: str, start_ms: int, end_ms: int, move_after_ms: int) -> Rejection:
     owner = next((one for one in reversed(owned.owners) if one.from_ms < end_ms), owned.owners[0])
     if owner.node == node:  # the span reaches into another owner's time
         owner = next(one for one in reversed(owned.owners) if one.node != node)
-    return Fault(
+    return Rejection(
         "foreign-gpu",
         f"GPU {uuid} belongs to node {owner.node!r} from {utc(owner.from_ms)} on, and node {node!r} reports it at "
         f"{utc(start_ms)}: node {node!r} may report it once {owner.node!r} has been silent about it for "
@@ -348,7 +348,7 @@ class PodClaims:
         """Drop the new entries of other pods, whose records are rejected after all."""
         self._named = {key: node for key, node in self._named.items() if key in named}
 
-    def fault(self, stream: Stream, holder: Holder) -> Fault | None:
+    def fault(self, stream: Stream, holder: Holder) -> Rejection | None:
         """Return why the node may not name the holder; None if it may.
 
         It may not if the API server has bound the pod to another node."""
@@ -384,7 +384,7 @@ class PodClaims:
             self._named[key] = PodNode(node, True)
         return holder if uid == holder.uid else structs.replace(holder, uid=uid)
 
-    def fact(self, stream: Stream, fact: PodFacts) -> PodFacts | Fault:
+    def fact(self, stream: Stream, fact: PodFacts) -> PodFacts | Rejection:
         """Return the fact as it is stored, or why it is rejected."""
         cluster, node, epoch = stream
         bound = self._register.bound_node((cluster, fact.uid))
@@ -443,10 +443,10 @@ def _own(uid: str, node: str) -> str:
     return uid + _OWN + node
 
 
-def _foreign_pod(uid: str, owner: str, node: str) -> Fault:
+def _foreign_pod(uid: str, owner: str, node: str) -> Rejection:
     if not owner:
-        return Fault("foreign-pod", f"{uid} is not a pod, so node {node!r} may not report facts about a pod {uid}")
-    return Fault(
+        return Rejection("foreign-pod", f"{uid} is not a pod, so node {node!r} may not report facts about a pod {uid}")
+    return Rejection(
         "foreign-pod",
         f"pod {uid} belongs to node {owner!r}, and node {node!r} reports it: only the node of a pod may report it",
     )

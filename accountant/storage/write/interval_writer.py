@@ -23,14 +23,14 @@ import numpy as np
 import pyarrow as pa
 
 from accountant.core import claim_overlap
-from accountant.core.claim_overlap import Claim, ClaimRank, Span
+from accountant.core.claim_overlap import ClaimRank, Span, TimeClaim
 from accountant.core.gpu_time_accounts import AccountVector, part
 from accountant.history_import.import_run import is_import
 from accountant.inventory import pod_facts
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.ledger import team_assignment
 from accountant.storage.duckdb_engine import Cursor, Row, statement
-from accountant.storage.gpu_lifetimes import Gpu, GpuLifetimes, Tenure
+from accountant.storage.gpu_lifetimes import GpuLifetimes, MeteredGpu, Tenure
 from accountant.storage.span_splitting import quarters
 from accountant.storage.write import record_columns
 from accountant.storage.write.batch_admission import MAX_INTERVAL_MS, GroupCommit
@@ -70,7 +70,7 @@ class _NeighbourSet:
 
     gpu: int
     id: SetId
-    claim: Claim
+    claim: TimeClaim
     booked: bool
 
 
@@ -135,7 +135,7 @@ def _neighbours(cursor: Cursor, regions_of: Mapping[int, Sequence[Span]]) -> dic
     found: dict[int, list[_NeighbourSet]] = defaultdict(list)
     for gpu, stream, set_seq, start, end, origin, booked in near:
         epoch, node = streams[stream]
-        claim = Claim(ClaimRank(origin, epoch, set_seq, node), start, end)
+        claim = TimeClaim(ClaimRank(origin, epoch, set_seq, node), start, end)
         found[gpu].append(_NeighbourSet(gpu, (stream, set_seq), claim, booked))
     return found
 
@@ -190,7 +190,7 @@ def _bounds(regions: Iterable[TouchedSpan], reach_ms: int) -> dict[str, int]:
 
 _observed = msgspec.json.Decoder(ObservedPod)
 Own = dict[int, Mapping[str, Tenure]]
-Changes = dict[int, tuple[Gpu, Mapping[str, Tenure]]]
+Changes = dict[int, tuple[MeteredGpu, Mapping[str, Tenure]]]
 """GPU id -> its names and all its tenures."""
 _ABOVE_MS = 2**43
 """Later than the end of every row."""
@@ -416,7 +416,7 @@ def _extended(fleet: GpuLifetimes, reached: Iterable[_GpuExtent]) -> Changes:
     for gpu, name, model, node, tenure, _ in reached:
         known, nodes = changes.get(gpu) or (fleet.gpus.get(gpu), fleet.tenures.get(gpu, {}))
         if known is None or known.model < model:
-            known = Gpu(*name, model)
+            known = MeteredGpu(*name, model)
         changes[gpu] = (known, {**nodes, node: tenure.with_(nodes.get(node))})
     return changes
 

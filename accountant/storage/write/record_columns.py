@@ -91,7 +91,7 @@ def _shortened(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class Rejection:
     """The reason for which a record is rejected, as a stable identifier (`reason`) and as a message (`detail`).
 
     quota: the quota that the record exceeds; "" if it is rejected for another reason."""

@@ -25,7 +25,7 @@ from typing import Final, Literal, NamedTuple
 from accountant.core.errors import OverQuota
 from accountant.core.settings import Quotas
 from accountant.history_import.import_run import is_import
-from accountant.storage.write.record_columns import Fault, GpuName, NodeName, Stream
+from accountant.storage.write.record_columns import GpuName, NodeName, Rejection, Stream
 from gputally.base.units import MS_PER_DAY
 
 OVER_QUOTA: Final = "over-quota"
@@ -177,7 +177,7 @@ class QuotaClaims:
         self._parts[gpu] = had + new
         return True
 
-    def fault(self, sender: Sender, quota: QuotaName, what: str) -> Fault:
+    def fault(self, sender: Sender, quota: QuotaName, what: str) -> Rejection:
         """Return why a record is set aside. what: the name that is too many."""
         allowed = self._use.quotas.parts if quota == "parts" else self.allowance(sender, quota)
         who = f"cluster {sender.cluster!r}" if quota == "cluster_gpus" else f"node {sender.node!r}"
@@ -188,7 +188,7 @@ class QuotaClaims:
             "holders": "new holders a day",
             "bytes": "bytes a day",
         }
-        return Fault(
+        return Rejection(
             OVER_QUOTA,
             f"{what}: {who} has used its {allowed} {limits[quota]} (quotas.{quota} in the settings)",
             quota,

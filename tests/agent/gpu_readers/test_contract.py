@@ -12,7 +12,7 @@ from agent.gpu_readers.protocol import SEAM, GpuReader, GpuReaderPlugin
 from agent.simulation.simulated_node import A100, make_gpu
 from gputally.base.clock import VirtualClock
 from gputally.base.plugins import OURS, plugins
-from gputally.testing.gpu_readers import START_MS, GpuReaderSuite, Machine
+from gputally.testing.gpu_readers import START_MS, GpuMachine, GpuReaderSuite
 from tests.fakes.nvml.library import FakeNvml
 
 
@@ -54,7 +54,7 @@ class TestNvml(GpuReaderSuite):
     plugin = nvml.READER
 
     @pytest.fixture
-    def machine(self, fake_nvml: FakeNvml) -> Machine:
+    def machine(self, fake_nvml: FakeNvml) -> GpuMachine:
         return Driver(fake_nvml)
 
 
@@ -96,10 +96,10 @@ class TestDcgm(GpuReaderSuite):
     plugin = dcgm.READER
 
     @pytest.fixture
-    def machine(self) -> Machine:
+    def machine(self) -> GpuMachine:
         return ExporterPage()
 
-    def open(self, machine: Machine) -> GpuReader:
+    def open(self, machine: GpuMachine) -> GpuReader:
         """Open it on the fake's clock, without the thread that scrapes by the time of the day."""
         assert isinstance(machine, ExporterPage)
         return DcgmReader(machine.exporter)

@@ -29,7 +29,7 @@ from fairshare.controller.policy_file import (
     policy_writer,
 )
 from fairshare.core.queues_and_weights import Standing
-from fairshare.core.settings import Settings, SettingsFault, load
+from fairshare.core.settings import Settings, load
 from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web import queue_pages, svg_plots
 from fairshare.web.page_authentication import MOST_BYTES
@@ -47,7 +47,7 @@ from fairshare.web.queue_history import (
 )
 from fairshare.web.svg_plots import PlotLine
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import AccountantUnavailable
+from gputally.base.errors import AccountantUnavailable, SettingsFault
 from gputally.base.units import MS_PER_HOUR, US_PER_HOUR
 from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
 from gputally.kubernetes.objects import CONFIG_MAP

@@ -10,9 +10,9 @@ import pytest
 
 from accountant.__main__ import main
 from accountant.core.periods import utc
-from accountant.histories.prometheus.chunk_queries import History, PrometheusFailed
+from accountant.histories.prometheus.chunk_queries import PrometheusFailed, PrometheusHistory
 from accountant.history_import import import_run
-from accountant.history_import.import_run import Destination
+from accountant.history_import.import_run import ImportTarget
 from fairshare.simulator.simulation_model import Outage
 from gputally.base.accountant_connection import Unanswered
 from gputally.base.clock import VirtualClock
@@ -110,15 +110,15 @@ def test_an_import_that_was_cut_off_goes_on_and_agents_keep_what_they_metered(pa
     agent = "h100-1", START_MS + 5 * MS_PER_HOUR
     row = interval(agent[1], "GPU-h100-1-0", gpu_model="NVIDIA H100", busy_us=None, method="device")
     deliver(books.ledger, END_MS, batch([row], cluster="new", node=agent[0], epoch="0192-a"))
-    history = History(Prometheus(past.url, PrometheusFailed), match='cluster="new"')
+    history = PrometheusHistory(Prometheus(past.url, PrometheusFailed), match='cluster="new"')
     quiet = lambda *_: None  # noqa: E731
     wanted, chunk = (START_MS, START_MS + 6 * MS_PER_HOUR), 3 * MS_PER_HOUR
 
-    broken = Destination(books.by_admin.remote(LaterCut), "new", "prometheus", "p")
+    broken = ImportTarget(books.by_admin.remote(LaterCut), "new", "prometheus", "p")
     with pytest.raises(Unanswered, match="network is gone"):
         import_run.run(broken, history.read, wanted, chunk, quiet)
     assert len(present(books.ledger).acts("imported")) == 1
-    to = Destination(books.by_admin.remote(), "new", "prometheus", "p")
+    to = ImportTarget(books.by_admin.remote(), "new", "prometheus", "p")
     summary = import_run.run(to, history.read, wanted, chunk, quiet)
     assert (summary.before, summary.done) == (1, 1)
     assert summary.metered_us == 8 * HOUR_US // 4
