@@ -18,7 +18,7 @@ from pathlib import Path
 from agent.core import settings
 from agent.core.lean_http_client import ClientCertificate
 from agent.core.readings import NodeSnapshot, Source
-from agent.core.settings import Settings, comma_separated
+from agent.core.settings import AgentSettings, comma_separated
 from agent.core.steady_clock import SteadyClock
 from agent.main_loop import Agent
 from agent.metrics.exporter import AgentMetrics, Exposition
@@ -63,7 +63,7 @@ def _log_json(level: str) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
-def run(chosen: Settings, *, watch: bool, restarted: bool) -> int:
+def run(chosen: AgentSettings, *, watch: bool, restarted: bool) -> int:
     """Meter until a signal arrives, and return the exit code.
 
     watch: shows a live table meanwhile.
@@ -108,7 +108,7 @@ def run(chosen: Settings, *, watch: bool, restarted: bool) -> int:
     return 0
 
 
-def once(chosen: Settings) -> int:
+def once(chosen: AgentSettings) -> int:
     """Print the table of the GPUs once, without metering, and return the exit code."""
     from agent.commands.top_command import from_snapshot, print_once
 
@@ -121,7 +121,9 @@ def once(chosen: Settings) -> int:
         source.close()
 
 
-def _source(chosen: Settings, node: str, clock: Clock, tasks: BackgroundTasks, *, restarted: bool = False) -> Source:
+def _source(
+    chosen: AgentSettings, node: str, clock: Clock, tasks: BackgroundTasks, *, restarted: bool = False
+) -> Source:
     """Return the source of readings: a simulated node or this machine.
 
     At SIGUSR1 the source closes the driver for some time.
@@ -162,7 +164,7 @@ def _source(chosen: Settings, node: str, clock: Clock, tasks: BackgroundTasks, *
     return releasable
 
 
-def _uploader(chosen: Settings, outbox: Outbox, node: str, clock: Clock) -> Uploader:
+def _uploader(chosen: AgentSettings, outbox: Outbox, node: str, clock: Clock) -> Uploader:
     return Uploader(
         outbox,
         chosen.url,

@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from agent.core.readings import DriverReplaced, NodeSnapshot, Source
-from agent.core.settings import Settings, unseen
+from agent.core.settings import AgentSettings, unseen
 from agent.core.steady_clock import ClockSetBack, SteadyClock, SteadyTimeline
 from agent.metering.meter import ClosedSet, Meter, shifted_state
 from agent.metrics.exporter import AgentMetrics
@@ -85,7 +85,7 @@ class Agent:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: AgentSettings,
         source: Source,
         outbox: Outbox,
         uploader: Uploader,

@@ -33,7 +33,7 @@ from fairshare.controller.policy_difference import changed_texts, policy_decisio
 from fairshare.controller.policy_file import PolicyLocation, policy_writer
 from fairshare.core.gpu_demand import PodReducer, read_claiming, read_member
 from fairshare.core.queues_and_weights import Pod
-from fairshare.core.settings import Settings, address
+from fairshare.core.settings import ControllerSettings, address
 from fairshare.http_server import LIMITS, Probes, serve, serve_extender
 from fairshare.preemption.preemption_controller import no_calls
 from fairshare.preemption.service_latency_objectives import Alarms, prometheus_latency
@@ -78,7 +78,7 @@ CYCLE_PATIENCE_S = 50.0
 """The time limit of one cycle, after which the task `cycle` counts as faulty."""
 
 
-def run(settings: Settings, stop: threading.Event) -> None:
+def run(settings: ControllerSettings, stop: threading.Event) -> None:
     """Run the controller until `stop` is set."""
     events = structlog.get_logger("fairshare")
     clock = SystemClock()
@@ -230,12 +230,12 @@ def _ending_calls(stop: threading.Event) -> Iterator[None]:
         called_off.make_current(None)
 
 
-def in_mode(policy: Policy, settings: Settings) -> Policy:
+def in_mode(policy: Policy, settings: ControllerSettings) -> Policy:
     """Return the policy as the settings let it act."""
     return policies.in_dry_run(policy) if settings.dry_run else policy
 
 
-def reload(file: ReloadedFile[Policy], settings: Settings) -> Policy | None:
+def reload(file: ReloadedFile[Policy], settings: ControllerSettings) -> Policy | None:
     """Return the policy of a changed file, and log the difference; None if the file is as before. Raises FileFault."""
     events, before = structlog.get_logger("fairshare"), file.current
     try:
@@ -269,7 +269,7 @@ def open_cluster(name: str, kubeconfig: Path | None) -> Cluster:
     return KubernetesCluster.connect(kinds(), kubeconfig)
 
 
-def _election(settings: Settings, clock: Clock) -> Election | None:
+def _election(settings: ControllerSettings, clock: Clock) -> Election | None:
     """Return the leader election; None without a cluster, or if the settings switch it off."""
     if settings.objects != "kubernetes" or not settings.lease or not settings.status_namespace:
         return None
@@ -281,7 +281,11 @@ def _election(settings: Settings, clock: Clock) -> Election | None:
 
 
 def _extender(
-    settings: Settings, extender: Extender, metrics: ControllerMetrics, tasks: BackgroundTasks, over: threading.Event
+    settings: ControllerSettings,
+    extender: Extender,
+    metrics: ControllerMetrics,
+    tasks: BackgroundTasks,
+    over: threading.Event,
 ) -> AbstractContextManager[str]:
     host, port = address(settings.extender_listen)
     tls = _tls(settings.extender_certificate, settings.extender_key, settings.extender_client_authority, clients=True)
@@ -302,7 +306,7 @@ def _tls(
 
 @contextmanager
 def serve_pages(
-    settings: Settings,
+    settings: ControllerSettings,
     reports: ReportCache,
     client: AccountantApi,
     clock: Clock,

@@ -37,7 +37,7 @@ class SettingsError(AgentError):
     """The settings are invalid. The message has one line per fault, each with its place."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every setting of the agent. The name of a duration contains its unit."""
 
     cluster: Annotated[
@@ -212,14 +212,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def names() -> tuple[str, ...]:
-    return Settings.__struct_fields__
+    return AgentSettings.__struct_fields__
 
 
 @cache
 def _annotations() -> Mapping[str, Any]:
     """Return the annotated types of all settings. They are cached, because evaluating them takes as long as the rest of
     the argument parsing."""
-    return get_type_hints(Settings, include_extras=True)
+    return get_type_hints(AgentSettings, include_extras=True)
 
 
 def description(name: str) -> str:
@@ -236,7 +236,7 @@ def metavar(name: str) -> str:
     return {int: "N", float: "SECONDS"}.get(_annotations()[name].__origin__, "TEXT")
 
 
-def load(config: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Settings:
+def load(config: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> AgentSettings:
     """Merge the settings of the file, the environment and the flags; the later ones override the earlier ones.
 
     flags: the given values by setting name.
@@ -267,7 +267,7 @@ def load(config: Path | None, environ: Mapping[str, str], flags: Mapping[str, ob
     faults += _contradictions(values, places)
     if faults:
         raise SettingsError("\n".join(faults))
-    return msgspec.convert(values, Settings)
+    return msgspec.convert(values, AgentSettings)
 
 
 def flag(name: str) -> str:
@@ -285,7 +285,7 @@ def comma_separated(text: str) -> tuple[str, ...]:
     return tuple(part for part in (part.strip() for part in text.split(",")) if part)
 
 
-def render(settings: Settings) -> str:
+def render(settings: AgentSettings) -> str:
     """Return the settings as a YAML file, each below its description."""
     lines: list[str] = []
     for name in names():

@@ -24,7 +24,7 @@ from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 
 if TYPE_CHECKING:
-    from agent.core.settings import Settings
+    from agent.core.settings import AgentSettings
 
 SEAM: Final = "gputally.holders"
 _NAME: Final = "[a-z][a-z0-9-]{0,31}"
@@ -120,7 +120,7 @@ class NodeSurroundings:
     node: str
     clock: Clock
     tasks: BackgroundTasks
-    settings: Settings
+    settings: AgentSettings
     environ: Mapping[str, str] = field(default_factory=dict)
     drivers: Drivers | None = None
     pod_names: PodNames | None = None

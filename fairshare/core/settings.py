@@ -19,7 +19,7 @@ from gputally.server.loopback import is_loopback
 ENV_PREFIX = "GPUTALLY_FAIRSHARE_"
 
 
-class Settings(Model):
+class ControllerSettings(Model):
     """The controller's settings. Paths are relative to the working directory."""
 
     policy: Path
@@ -120,7 +120,7 @@ class Settings(Model):
         return text
 
     @model_validator(mode="after")
-    def _pages(self) -> Settings:
+    def _pages(self) -> ControllerSettings:
         guarded = self.pages_tokens is not None or self.pages_callers is not None
         if self.pages_listen and not guarded and not is_loopback(address(self.pages_listen)[0]):
             reason = f"{self.pages_listen} can be reached from elsewhere: set pages_tokens or pages_callers"
@@ -152,11 +152,11 @@ def address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Settings:
+def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> ControllerSettings:
     """Read and merge settings file, environment and flags (`gputally.server.config_loading`).
 
     flags: only the options that the user gave. Raises SettingsFault."""
-    return config_loading.load_settings(Settings, ENV_PREFIX, path, environ, flags)
+    return config_loading.load_settings(ControllerSettings, ENV_PREFIX, path, environ, flags)
 
 
 Level = Literal["debug", "info", "warning", "error"]

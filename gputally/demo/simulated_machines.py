@@ -23,7 +23,7 @@ from random import Random
 from uuid import NAMESPACE_URL, uuid5
 
 from agent.core.readings import Allocation
-from agent.core.settings import Settings
+from agent.core.settings import AgentSettings
 from agent.main_loop import Agent
 from agent.metrics.exporter import AgentMetrics
 from agent.simulation.simulated_node import SimulatedNode, SimulatedSource
@@ -178,7 +178,9 @@ class SimulatedMachine:
         self._jitter = jitter
         self._metrics = metrics
         self._outbox_file = folder / f"{spec.name}.sqlite"
-        self._settings = Settings(cluster=CLUSTER, node=spec.name, url=url, interval_s=interval_s, batch_rows=20_000)
+        self._settings = AgentSettings(
+            cluster=CLUSTER, node=spec.name, url=url, interval_s=interval_s, batch_rows=20_000
+        )
         gpus = devices(spec)
         self.node = SimulatedNode(spec.name, gpus, start_ms=clock.wall_ms())
         self.mig_uuids: dict[Slot, str] = {

@@ -20,7 +20,7 @@ from typing import ClassVar, Protocol
 import pytest
 
 from agent.core.readings import Gpu, MigInstance, Unavailable
-from agent.core.settings import Settings, SettingsError
+from agent.core.settings import AgentSettings, SettingsError
 from agent.holders.chosen import opening
 from agent.holders.guard import checked
 from agent.holders.process_cgroups import holder_in
@@ -131,7 +131,7 @@ class HolderSuite(_Manifest):
         return source
 
     def surroundings(self, clock: VirtualClock) -> NodeSurroundings:
-        return NodeSurroundings(NODE, clock, BackgroundTasks(clock), Settings(node=NODE))
+        return NodeSurroundings(NODE, clock, BackgroundTasks(clock), AgentSettings(node=NODE))
 
     def look(self, source: HolderSource, site: Site, after_ms: int = 2 * SECOND_MS) -> Holdings:
         site.clock.advance(after_ms)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from agent.core.readings import DeviceReading
-from agent.core.settings import Settings
+from agent.core.settings import AgentSettings
 from agent.gpu_readers.chosen import ChosenReader, GpuReaders
 from agent.gpu_readers.protocol import GpuReader, GpuReadings
 from agent.holders.chosen import open_holders
@@ -38,7 +38,11 @@ class Read:
 
 
 def node_source(
-    chosen: Settings, readers: GpuReaders, spool: Path, clock: Clock | None = None, tasks: BackgroundTasks | None = None
+    chosen: AgentSettings,
+    readers: GpuReaders,
+    spool: Path,
+    clock: Clock | None = None,
+    tasks: BackgroundTasks | None = None,
 ) -> NodeSource:
     """The source of a Kubernetes node, as the agent opens it. spool: where it keeps what it must not forget."""
     clock = clock or SystemClock()

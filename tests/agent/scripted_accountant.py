@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from agent.core.readings import Allocation, NodeSnapshot
-from agent.core.settings import Settings
+from agent.core.settings import AgentSettings
 from agent.main_loop import Agent
 from agent.metering.meter import ClosedSet
 from agent.simulation.simulated_node import H100, SimulatedNode, SimulatedSource, make_gpu
@@ -197,7 +197,9 @@ class Site:
         self.outbox = wrap(outbox) if wrap else outbox
         url, jitter = self.accountant.url, lambda: 1.0
         self._uploaders.append(Uploader(self.outbox, url, "c1", "n1", boot_id, None, self.clock, jitter=jitter))
-        self.agent = Agent(Settings(node="n1"), self.source, self.outbox, self._uploaders[-1], self.clock, **options)
+        self.agent = Agent(
+            AgentSettings(node="n1"), self.source, self.outbox, self._uploaders[-1], self.clock, **options
+        )
         return self.agent
 
     def place(self, uid: str) -> None:

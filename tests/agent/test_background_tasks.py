@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from agent.core.readings import NodeSnapshot
-from agent.core.settings import Settings
+from agent.core.settings import AgentSettings
 from agent.gpu_readers.chosen import ChosenReader, GpuReaders
 from agent.gpu_readers.dcgm import DcgmReader, Exporter
 from agent.gpu_readers.nvml.driver_lifecycle import Gpus
@@ -76,7 +76,7 @@ class Whole:
 def whole(
     nvml: FakeNvml, kubelet: FakeKubelet, api_server: FakeApiServer, token: Path, tmp_path: Path
 ) -> Iterator[tuple[Whole, set[threading.Thread]]]:
-    chosen = Settings(
+    chosen = AgentSettings(
         node="node-1", kubelet_socket=str(kubelet.path), api_url=api_server.url, api_token_file=str(token),
         sample_s=0.05, grace_s=0,
     )  # fmt: skip
@@ -239,7 +239,7 @@ def test_an_upload_that_does_not_work_is_seen_while_the_sampling_goes_on(
     seen: list[str] = []
     source = OneGpu(SimulatedNode("n1", [], start_ms=T0))
     uploader = Failing(outbox, "", "c", "n1", "boot", None, clock)
-    agent = Agent(Settings(node="n1", grace_s=0), source, outbox, uploader, clock, tasks=tasks)
+    agent = Agent(AgentSettings(node="n1", grace_s=0), source, outbox, uploader, clock, tasks=tasks)
     agent.run(stop)
     step.released.set()
     assert seen[0].startswith({"raises": "failed: Zero", "hangs": "has not ended for 4", "dies": "its thread"}[how])
@@ -261,7 +261,7 @@ def test_a_source_that_raises_is_a_fault_until_a_sample_ends(
 
     uploader = Uploader(outbox, "", "c", "n1", "boot", None, clock)
     source = Failing(SimulatedNode("n1", [], start_ms=T0))
-    agent = Agent(Settings(node="n1"), source, outbox, uploader, clock, tasks=tasks)
+    agent = Agent(AgentSettings(node="n1"), source, outbox, uploader, clock, tasks=tasks)
     agent.sample()
     state = tasks.states()[SAMPLE]
     assert (state.fault, state.stopped) == (

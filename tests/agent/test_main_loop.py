@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.core.readings import DriverReplaced, NodeSnapshot
-from agent.core.settings import Settings
+from agent.core.settings import AgentSettings
 from agent.main_loop import MAX_BACKLOG_ROWS, Agent
 from agent.metrics.exporter import AgentMetrics
 from agent.simulation.simulated_node import H100, SimulatedNode, SimulatedSource, make_gpu
@@ -202,7 +202,7 @@ def agent_of(
     """Build an agent on a node with one GPU that samples every 20 ms. kind: of its uploader."""
     node = SimulatedNode("n1", [make_gpu("GPU-a", 0, H100)], start_ms=clock.wall_ms())
     uploader = kind(outbox, url, "c1", "n1", "boot", None, clock)
-    settings = Settings(node="n1", sample_s=0.02, **chosen)  # type: ignore[arg-type]
+    settings = AgentSettings(node="n1", sample_s=0.02, **chosen)  # type: ignore[arg-type]
     return Agent(settings, SimulatedSource(node), outbox, uploader, clock, on_sample=on_sample)
 
 

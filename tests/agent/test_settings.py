@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from agent.core import settings
-from agent.core.settings import Settings, SettingsError
+from agent.core.settings import AgentSettings, SettingsError
 
 
 def faults(config: Path | None, environ: dict[str, str], flags: dict[str, object]) -> list[str]:
@@ -24,7 +24,7 @@ def test_later_layers_win(tmp_path: Path) -> None:
     environ = {"GPUTALLY_AGENT_CLUSTER": "env", "GPUTALLY_AGENT_NODE": "env", "UNRELATED": "x"}
     chosen = settings.load(config, environ, {"cluster": "flag"})
     assert (chosen.cluster, chosen.node, chosen.port, chosen.sample_s) == ("flag", "env", 1, 1.0)
-    assert settings.load(None, {}, {}) == Settings()
+    assert settings.load(None, {}, {}) == AgentSettings()
 
 
 def test_text_from_the_environment_and_flags_is_converted() -> None:
@@ -66,7 +66,7 @@ def test_a_file_that_is_none(tmp_path: Path, text: str, fault: str) -> None:
 def test_a_missing_file_is_a_fault_and_an_empty_one_is_not(tmp_path: Path) -> None:
     assert faults(tmp_path / "none.yaml", {}, {}) == [f"{tmp_path}/none.yaml: No such file or directory"]
     (tmp_path / "empty.yaml").write_text("# nothing\n")
-    assert settings.load(tmp_path / "empty.yaml", {}, {}) == Settings()
+    assert settings.load(tmp_path / "empty.yaml", {}, {}) == AgentSettings()
 
 
 def test_ways_of_running_exclude_each_other(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_every_setting_says_what_it_means() -> None:
 def test_the_printed_configuration_is_a_configuration(tmp_path: Path) -> None:
     chosen = settings.load(None, {}, {"node": "n: 1", "url": "https://a", "interval_s": "15"})
     printed = settings.render(chosen)
-    assert msgspec.convert(yaml.safe_load(printed), Settings) == chosen
+    assert msgspec.convert(yaml.safe_load(printed), AgentSettings) == chosen
     config = tmp_path / "agent.yaml"
     config.write_text(printed)
     assert settings.load(config, {}, {}) == chosen
@@ -97,16 +97,16 @@ def test_the_printed_configuration_is_a_configuration(tmp_path: Path) -> None:
 
 def test_the_spool_is_where_this_user_may_write() -> None:
     home = {"HOME": "/home/u"}
-    assert Settings().spool_path(home, root=False) == Path("/home/u/.local/state/gputally/outbox.sqlite")
-    assert Settings().spool_path({"XDG_STATE_HOME": "/s"}, root=False) == Path("/s/gputally/outbox.sqlite")
-    assert Settings().spool_path(home, root=True) == Path("/var/lib/gputally/outbox.sqlite")
-    assert Settings(spool="/x").spool_path(home, root=True) == Path("/x/outbox.sqlite")
+    assert AgentSettings().spool_path(home, root=False) == Path("/home/u/.local/state/gputally/outbox.sqlite")
+    assert AgentSettings().spool_path({"XDG_STATE_HOME": "/s"}, root=False) == Path("/s/gputally/outbox.sqlite")
+    assert AgentSettings().spool_path(home, root=True) == Path("/var/lib/gputally/outbox.sqlite")
+    assert AgentSettings(spool="/x").spool_path(home, root=True) == Path("/x/outbox.sqlite")
 
 
 def test_the_node_is_called_what_kubernetes_calls_it() -> None:
-    assert Settings().node_name({"NODE_NAME": "n7"}) == "n7"
-    assert Settings(node="n8").node_name({"NODE_NAME": "n7"}) == "n8"
-    assert Settings().node_name({}) != ""
+    assert AgentSettings().node_name({"NODE_NAME": "n7"}) == "n7"
+    assert AgentSettings(node="n8").node_name({"NODE_NAME": "n7"}) == "n8"
+    assert AgentSettings().node_name({}) != ""
 
 
 @pytest.mark.parametrize(("flags", "refused"), [

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.settings import Settings
+from agent.core.settings import AgentSettings
 from agent.core.steady_clock import FAST_SLEW_PPM, SLEW_PPM, STEP_MS, ClockSetBack, SteadyClock, SteadyTimeline
 from agent.main_loop import Agent
 from agent.simulation.simulated_node import H100, SimulatedNode, SimulatedSource, make_gpu
@@ -145,7 +145,7 @@ class Node:
         place(node, "u1", begun)
         outbox = Outbox(self.folder / "outbox.sqlite", clock, fsync=False, max_age_ms=MS_PER_DAY)
         uploader = Uploader(outbox, self.url, "c1", "n1", boot_id, None, clock, jitter=lambda: 1.0)
-        self.agent = Agent(Settings(node="n1"), SimulatedSource(node), outbox, uploader, clock)
+        self.agent = Agent(AgentSettings(node="n1"), SimulatedSource(node), outbox, uploader, clock)
         return self.agent
 
     def stop(self) -> None:

@@ -28,7 +28,7 @@ import msgspec
 
 from agent.core.lean_http_client import Response, Unreachable
 from agent.core.readings import Allocation
-from agent.core.settings import Settings
+from agent.core.settings import AgentSettings
 from agent.main_loop import Agent
 from agent.simulation.simulated_node import H100, SimulatedNode, SimulatedSource, make_gpu
 from agent.upload.spool import Outbox
@@ -137,7 +137,7 @@ def trial(folder: Path, outage: int, kib: int, *, filled: bool) -> str:
         outbox = Outbox(folder / "outbox.sqlite", clock, max_age_ms=30 * MS_PER_DAY, patient=True)
         uploader = Uploader(outbox, "http://127.0.0.1:9", "c1", "n1", "boot-1", None, clock, jitter=lambda: 1.0)
         uploader._sender = accountant  # type: ignore[assignment]
-        agent = Agent(Settings(node="n1"), SimulatedSource(node), outbox, uploader, clock)
+        agent = Agent(AgentSettings(node="n1"), SimulatedSource(node), outbox, uploader, clock)
 
         def run(minutes: int) -> None:
             for _ in range(minutes):

@@ -111,7 +111,7 @@ def _divisions() -> Iterator[Figure]:
 
 def _agent_step() -> Iterator[Figure]:
     from agent.core.readings import Allocation
-    from agent.core.settings import Settings
+    from agent.core.settings import AgentSettings
     from agent.main_loop import Agent
     from agent.simulation.simulated_node import SimulatedNode, SimulatedSource
     from agent.upload.spool import Outbox
@@ -128,7 +128,7 @@ def _agent_step() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         outbox = Outbox(Path(folder) / "spool.sqlite", clock, fsync=False)
         uploader = Uploader(outbox, "", "bench", spec.name, "boot", None, clock)
-        agent = Agent(Settings(node=spec.name, interval_s=60), SimulatedSource(node), outbox, uploader, clock)
+        agent = Agent(AgentSettings(node=spec.name, interval_s=60), SimulatedSource(node), outbox, uploader, clock)
         spent = []
         for _ in range(60):
             begin = time.process_time()

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agent.core.settings import Settings
+from agent.core.settings import AgentSettings
 from agent.holders.protocol import Holdings
 from agent.main_loop import Agent
 from agent.metrics.exporter import AgentMetrics
@@ -112,7 +112,7 @@ class Node:
         outbox = Outbox(folder / "outbox.sqlite", self.clock)
         uploader = Uploader(outbox, "", "bench", "n", "boot", None, self.clock)
         self.metrics = AgentMetrics("n", "0")
-        self.agent = Agent(Settings(node="n"), rig.source, outbox, uploader, self.clock, metrics=self.metrics)
+        self.agent = Agent(AgentSettings(node="n"), rig.source, outbox, uploader, self.clock, metrics=self.metrics)
 
     def tick(self, seconds: int = 1) -> float:
         """Return the CPU seconds of one turn."""

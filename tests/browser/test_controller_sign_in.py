@@ -17,7 +17,7 @@ import trustme
 from playwright.sync_api import Browser, BrowserContext, Page
 
 from fairshare.composition import serve_pages
-from fairshare.core.settings import Settings
+from fairshare.core.settings import ControllerSettings
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import SystemClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
@@ -39,7 +39,7 @@ class PageContext:
     stage: Stage
     login: Provider
     context: BrowserContext
-    settings: Settings
+    settings: ControllerSettings
 
     @contextlib.contextmanager
     def replica(self) -> Iterator[None]:
@@ -76,7 +76,7 @@ def site(tmp_path: Path, browser: Browser) -> Iterator[PageContext]:
     (port,) = free_ports(1)
     here = stage(tmp_path, cycles=1)
     with provider(SystemClock()) as login:
-        settings = Settings(
+        settings = ControllerSettings(
             policy=here.file, pages_listen=f"127.0.0.1:{port}", pages_apply="file", status_namespace="",
             pages_certificate=tmp_path / "cert.pem", pages_key=tmp_path / "key.pem",
             pages_callers=callers(tmp_path, login), pages_session_key=key(tmp_path),

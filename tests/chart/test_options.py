@@ -14,7 +14,7 @@ import yaml
 from accountant.core.settings import load as accountant_settings
 from accountant.prices.price_book import load as load_prices
 from agent.simulation.scenario_file import load_scenario
-from fairshare.core.settings import Settings as FairshareSettings
+from fairshare.core.settings import ControllerSettings as FairshareSettings
 from fairshare.core.settings import load as fairshare_settings
 from gputally.__main__ import main
 from gputally.server.tokens_and_grants import Callers

@@ -13,7 +13,7 @@ from fairshare.composition import reload
 from fairshare.controller import event_and_decision_recorder, policy_difference
 from fairshare.controller.policy_difference import MOST_RECORDED, policy_decision
 from fairshare.controller.policy_file import reloaded
-from fairshare.core.settings import Settings
+from fairshare.core.settings import ControllerSettings
 from fairshare.usage.multi_cluster_windows import NO_OTHER_CLUSTERS
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import FileFault
@@ -84,7 +84,7 @@ def test_a_standby_records_what_a_person_saved_at_its_pages(
 def test_a_changed_file_is_in_force_and_the_log_has_the_difference(tmp_path: Path, logs: list[Any]) -> None:
     path, text = tmp_path / "policy.yaml", sample("policy.yaml").read_text()
     path.write_text(text)
-    file, settings = reloaded(path, NO_OTHER_CLUSTERS), Settings(policy=path)
+    file, settings = reloaded(path, NO_OTHER_CLUSTERS), ControllerSettings(policy=path)
     assert reload(file, settings) is None
     path.write_text(text.replace("k: 1.0", "k: 3.0"))
     policy = reload(file, settings)
@@ -113,7 +113,7 @@ def test_a_policy_whose_difference_cannot_be_shown_is_in_force_and_the_fault_is_
     file = reloaded(path, NO_OTHER_CLUSTERS)
     before = file.current
     path.write_text(text.replace("k: 1.0", "k: 3.0"))
-    policy = reload(file, Settings(policy=path))
+    policy = reload(file, ControllerSettings(policy=path))
     assert policy is not None
     assert policy.k == 3.0
     assert [each["event"] for each in logs] == ["policy_not_compared", "policy_in_force"]

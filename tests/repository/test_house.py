@@ -36,3 +36,8 @@ def test_an_interval_is_followed_from_the_spool_to_the_report() -> None:
     found = house.walked(Path(house.__file__).parents[1])
     assert isinstance(found, list), found
     assert {"agent.upload.spool", "accountant.composition", "accountant.reports.report_builder"} <= set(found)
+
+
+def test_a_public_type_has_a_name_of_its_own() -> None:
+    sources = house.modules(Path(house.__file__).parents[1], house.PRODUCTION)
+    assert house.repeated_types({path: ast.parse(source) for path, source in sources.items()}) == []

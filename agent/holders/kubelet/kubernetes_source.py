@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 
 from agent.core.readings import Gpu, Unavailable
-from agent.core.settings import API_OFF, Settings, SettingsError, comma_separated
+from agent.core.settings import API_OFF, AgentSettings, SettingsError, comma_separated
 from agent.holders.kubelet import kubernetes_api_objects
 from agent.holders.kubelet.device_allocations import (
     SLICES_PATHS,
@@ -338,7 +338,7 @@ def open_node(_place: str, node: NodeSurroundings) -> KubernetesSource:
     return pods
 
 
-def _api(chosen: Settings, socket: Path, environ: Mapping[str, str]) -> ApiServer | None:
+def _api(chosen: AgentSettings, socket: Path, environ: Mapping[str, str]) -> ApiServer | None:
     if chosen.api_url == API_OFF:
         log.warning("the API server is not used: only the names of pods are known")
         return None

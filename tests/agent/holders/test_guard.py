@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent.core.guarded_calls import RETRY_MS
 from agent.core.readings import Allocation, Gpu, Unavailable
-from agent.core.settings import Settings, SettingsError
+from agent.core.settings import AgentSettings, SettingsError
 from agent.holders.chosen import open_holders
 from agent.holders.guard import MOST_ALLOCATIONS, GuardedSource, WrongHoldings, checked
 from agent.holders.protocol import HolderPlugin, Holdings, JobCgroups, NodeSurroundings, VirtualDevices
@@ -239,7 +239,7 @@ def test_whatever_is_in_a_field_the_holders_stay_known_or_unknown(field: str, va
 
 def opened(text: str, **settings_: Any) -> object:
     clock = VirtualClock(T0)
-    return open_holders(text, NodeSurroundings(NODE, clock, BackgroundTasks(clock), Settings(**settings_)))
+    return open_holders(text, NodeSurroundings(NODE, clock, BackgroundTasks(clock), AgentSettings(**settings_)))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from agent.core.readings import NodeSnapshot, Unavailable
-from agent.core.settings import Settings, SettingsError
+from agent.core.settings import AgentSettings, SettingsError
 from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 from agent.gpu_readers.nvml.mig_layout import LOOK_MS
 from agent.gpu_readers.nvml.nvml_device import Access
@@ -245,7 +245,7 @@ class Node:
         gpus = Gpus(Driver(), access=Access(processes=processes is not None))
         uploader = Uploader(outbox, "", "c1", "node-1", "boot", None, self.clock)
         source = NodeSource(nvml_alone(gpus), processes, cluster.whole, None, "node-1", systems=frozenset({"kai"}))
-        self.agent = Agent(Settings(node="node-1"), source, outbox, uploader, self.clock)
+        self.agent = Agent(AgentSettings(node="node-1"), source, outbox, uploader, self.clock)
 
     def pass_(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -398,7 +398,7 @@ class Running:
 def running(
     nvml: FakeNvml, kubelet: FakeKubelet, api_server: FakeApiServer, token: Path, tmp_path: Path
 ) -> Iterator[Running]:
-    chosen = Settings(
+    chosen = AgentSettings(
         node="node-1",
         kubelet_socket=str(kubelet.path),
         api_url=api_server.url,
@@ -455,14 +455,14 @@ def test_a_signal_lets_go_for_its_time(nvml: FakeNvml, clock: VirtualClock) -> N
 
 
 def test_neither_a_pod_nor_a_node_is_said_with_the_ways_out(nvml: FakeNvml, tmp_path: Path) -> None:
-    chosen = Settings(kubelet_socket=str(tmp_path / "none"))
+    chosen = AgentSettings(kubelet_socket=str(tmp_path / "none"))
     with pytest.raises(SettingsError, match="--holders processes"):
         node_source(chosen, nvml_alone(Gpus(Driver())), tmp_path)
 
 
 def test_without_the_api_server_there_are_names(nvml: FakeNvml, kubelet: FakeKubelet, tmp_path: Path) -> None:
     give(kubelet, "GPU-a")
-    chosen = Settings(kubelet_socket=str(kubelet.path), api_url="off")
+    chosen = AgentSettings(kubelet_socket=str(kubelet.path), api_url="off")
     gpus = Gpus(Driver(), access=Access(processes=False))
     made = Running(node_source(chosen, nvml_alone(gpus), tmp_path), gpus)
     until(lambda: made.holders() == ["vision/train-0"])

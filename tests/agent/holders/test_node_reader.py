@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent.core.readings import SOLE, Allocation, DeviceReading, Gpu, NodeSnapshot, ProcessReading, Reading, Unavailable
-from agent.core.settings import Settings
+from agent.core.settings import AgentSettings
 from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 from agent.gpu_readers.nvml.nvml_library import Driver
 from agent.holders.node_reader import UNKNOWN_PROCESS, HolderCounters, NodeSource, OwnedProcess
@@ -263,7 +263,7 @@ def test_standalone_end_to_end_books_every_microsecond(
     proc(11, comm="eval", start=2)
     outbox = open_outbox()
     uploader = Uploader(outbox, accountant.url, "c", "n", "boot", None, clock)
-    agent = Agent(Settings(node="n"), source, outbox, uploader, clock)
+    agent = Agent(AgentSettings(node="n"), source, outbox, uploader, clock)
     energy_mj = 0
     for second in range(0, 601, 2):
         lines = ["gpu GPU-a NVIDIA_H200", f"mem {1000 * MIB} 0", f"power 500000 {energy_mj}"]

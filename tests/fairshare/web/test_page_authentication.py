@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from fairshare.composition import serve_pages
 from fairshare.controller.policy_file import digest
-from fairshare.core.settings import Settings
+from fairshare.core.settings import ControllerSettings
 from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web import queue_pages
 from fairshare.web.page_authentication import SignInFault
@@ -307,7 +307,7 @@ def serve(tmp_path: Path) -> Callable[..., Any]:
 
     def made(clock: VirtualClock, **given: Any) -> Any:
         client = AccountantApi("http://127.0.0.1:1")
-        settings = Settings(policy=here.file, pages_listen="127.0.0.1:0", status_namespace="", **given)
+        settings = ControllerSettings(policy=here.file, pages_listen="127.0.0.1:0", status_namespace="", **given)
         return serve_pages(settings, here.scene, client, clock, MemoryCluster((CONFIG_MAP,), []))
 
     return made

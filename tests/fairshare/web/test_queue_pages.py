@@ -29,7 +29,7 @@ from fairshare.controller.policy_file import (
     policy_writer,
 )
 from fairshare.core.queues_and_weights import Standing
-from fairshare.core.settings import Settings, load
+from fairshare.core.settings import ControllerSettings, load
 from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web import queue_pages, svg_plots
 from fairshare.web.page_authentication import MOST_BYTES
@@ -367,7 +367,7 @@ def test_composed_from_settings_with_tokens_and_an_act_that_is_told(tmp_path: Pa
     token, entry = new_token("ana", ("read", "policy"))
     listed = tmp_path / "tokens.yaml"
     listed.write_text(f"tokens:\n{entry}")
-    settings = Settings(
+    settings = ControllerSettings(
         policy=here.file, pages_listen="127.0.0.1:0", pages_tokens=listed, pages_apply="file",
         url="http://127.0.0.1:1", status_namespace="gputally",
     )  # fmt: skip
