@@ -186,7 +186,7 @@ class ResourceClaim(msgspec.Struct):
 
 
 class WatchEvent(msgspec.Struct):
-    """One line of a watch. object: an object of the watched kind, or a Status if the type is ERROR."""
+    """One line of a watch. object: an object of the watched kind, or an ApiStatus if the type is ERROR."""
 
     type: str
     object: msgspec.Raw
@@ -205,7 +205,7 @@ class Listing(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
-class Status(msgspec.Struct):
+class ApiStatus(msgspec.Struct):
     """The API server's reason for a refused request."""
 
     code: int = 0
@@ -222,7 +222,7 @@ _T = TypeVar("_T")
 
 _DECODERS: Mapping[type, msgspec.json.Decoder[Any]] = {
     kind: msgspec.json.Decoder(kind)
-    for kind in (_Pod, Node, Listing, WatchEvent, Status, ResourceSlice, ResourceClaim, _Versioned)
+    for kind in (_Pod, Node, Listing, WatchEvent, ApiStatus, ResourceSlice, ResourceClaim, _Versioned)
 }
 
 

@@ -272,7 +272,7 @@ def in_cluster(environ: Mapping[str, str], account: Path = ACCOUNT) -> ApiServer
 def _refusal(response: http.client.HTTPResponse) -> ApiUnavailable:
     try:
         reason = kubernetes_api_objects.decode(
-            read_answer(response, 64 * 1024, TIMEOUT_S), kubernetes_api_objects.Status
+            read_answer(response, 64 * 1024, TIMEOUT_S), kubernetes_api_objects.ApiStatus
         ).message[:200]
     except kubernetes_api_objects.UnreadableObject:
         reason = response.reason
@@ -424,7 +424,7 @@ class LeanReflector:
 
     def _apply(self, event: kubernetes_api_objects.WatchEvent) -> None:
         if event.type == "ERROR":
-            status = kubernetes_api_objects.decode(event.object, kubernetes_api_objects.Status)
+            status = kubernetes_api_objects.decode(event.object, kubernetes_api_objects.ApiStatus)
             raise ApiUnavailable(f"watch: {status.message or status.reason}"[:200], status.code)
         version = kubernetes_api_objects.resource_version(event.object)
         if event.type in _CHANGES:
