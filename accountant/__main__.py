@@ -25,8 +25,8 @@ OF_PLUGINS: Final = "import_commands"
 """The module of the commands that plug-ins have beside `import`; only a plug-in knows their names."""
 COMMANDS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("bookkeeping_commands", (
-        "months", "close", "reopen", "publish", "proposals", "correct", "corrections", "adjust", "credit",
-        "adjustments", "reprice", "prices", "reconcile",
+        "months", "close", "reopen", "publish", "draft", "changes", "proposals", "correct", "corrections", "adjust",
+        "credit", "adjustments", "reprice", "prices", "reconcile",
     )),
     ("usage_commands", ("jobs",)),
     ("report_command", ("report",)),
@@ -34,7 +34,7 @@ COMMANDS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("server_commands", ("clock", "backup", "restore", "backups")),
     ("bookkeeping_commands", ("deliveries",)),
     ("server_commands", ("serve",)),
-    ("usage_commands", ("usage", "cost", "budgets", "check")),
+    ("usage_commands", ("usage", "cost", "budgets", "guarantees", "check")),
     ("server_commands", ("token",)),
     ("token_secrets_command", ("install",)),
     ("assistant_command", ("mcp",)),

@@ -1,4 +1,4 @@
-"""Runs `gputally fairshare`. `explain`, `replay` and `what-if` are in `cli`, the other commands are here.
+"""Runs `gputally fairshare`. `explain`, `replay`, `what-if` and `try-weight` are in `cli`, the other commands are here.
 
 `main(argv)` returns the exit code: 0 success, 1 failure (one line per fault on stderr, never a traceback), 2 wrong
 call.
@@ -31,6 +31,7 @@ from fairshare.cli.command_options import (
 )
 from fairshare.cli.explain_command import explain
 from fairshare.cli.replay_command import replay
+from fairshare.cli.try_weight_command import try_weight
 from fairshare.cli.what_if_command import what_if
 from gputally.base.background_tasks import set_on_signals
 from gputally.base.clock import SystemClock
@@ -55,6 +56,7 @@ app = typer.Typer(
 app.command()(explain)
 app.command()(replay)
 app.command("what-if")(what_if)
+app.command("try-weight")(try_weight)
 
 
 @app.command()

@@ -6,12 +6,14 @@ the others are pydantic models. Instants are UTC milliseconds, and money is a de
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import date
 from decimal import Decimal
 
 import msgspec
 
 from accountant.bookkeeping.invoice_reconciliation import Reconciliation
+from accountant.bookkeeping.month_changes import ChangeCause, MonthDraft
 from accountant.bookkeeping.month_closing import Objecting, Status
 from accountant.bookkeeping.price_book_versions import Origin, PriceDiff
 from accountant.ledger.protocols import GpuOwnership
@@ -154,6 +156,57 @@ class Period(Model):
     closed_ms: int | None = None
     closed_by: str | None = None
     objections: tuple[ObjectionLine, ...] = ()
+
+
+class DraftLine(Model):
+    """A draft of a month: what it charged each team for its time up to `until_ms`, without corrections, credits and
+    charges. act: the number of the act that keeps it."""
+
+    month: str
+    act: int
+    at_ms: int
+    until_ms: int
+    who: str
+    reason: str
+    currency: str
+    price_book_version: str
+    charged: dict[str, Decimal]
+
+    @classmethod
+    def of(cls, draft: MonthDraft, teams: Collection[str] | None = None) -> DraftLine:
+        """teams: the teams whose amounts are told; None: all."""
+        amounts = draft.amounts
+        return cls(
+            month=draft.month, act=draft.act, at_ms=draft.at_ms, until_ms=amounts.until_ms, who=draft.who,
+            reason=draft.reason, currency=amounts.currency, price_book_version=amounts.price_book_version,
+            charged={name: due for name, due in amounts.charged.items() if teams is None or name in teams},
+        )  # fmt: skip
+
+
+class ChangeLine(Model):
+    """What changed a month's amount of a team. amount: null if it is not known, or in two currencies. at_ms, act: of
+    the act that did it; null for records."""
+
+    team: str
+    cause: ChangeCause
+    amount: Decimal | None
+    at_ms: int | None
+    act: int | None
+    reason: str
+
+
+class ChangesAnswer(Model):
+    """What changed the amounts of a month since its newest draft, newest first. The amounts of a team add up to the
+    difference.
+
+    since_ms: the instant of the draft, or from which on acts and prices count.
+    draft: null if none was kept by then: changes by late records and use are not known, and not listed."""
+
+    month: str
+    since_ms: int
+    currency: str | None
+    draft: DraftLine | None
+    changes: tuple[ChangeLine, ...]
 
 
 class PriceVersion(Model):

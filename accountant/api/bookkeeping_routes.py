@@ -20,7 +20,10 @@ from accountant.api.access_control import Admin, DocumentReader, Reader, body, c
 from accountant.api.bookkeeping_models import (
     BookedAdjustment,
     BookedCorrection,
+    ChangeLine,
+    ChangesAnswer,
     Credit,
+    DraftLine,
     ObjectionLine,
     Period,
     PriceVersion,
@@ -39,6 +42,7 @@ from accountant.api.query_parameters import (
     SpanParams,
     asked,
     check_cost,
+    edge,
     instant,
     invalid,
 )
@@ -234,6 +238,46 @@ def publish(
     """Publishes the month, which cannot be reopened afterwards."""
     deps.books.publish(Month.parse(month), principal.name, request.reason)
     return _with_objections(deps, Month.parse(month))
+
+
+@period_router.post(
+    "/v1/periods/{month}/drafts",
+    summary="Keep what an open month charges now",
+    **with_body(OptionalReason, "invalid-parameter", "books-refuse", "ledger-unavailable"),
+)
+def keep_draft(
+    month: MonthPath, request: Annotated[OptionalReason, body(OptionalReason)], deps: AppDeps, principal: Admin
+) -> DraftLine:
+    """Keeps the amounts by team of the month's time up to the last whole hour, so that it can be told later what
+    changed since. Keep one whenever you send a draft."""
+    return DraftLine.of(deps.books.draft(Month.parse(month), principal.name, request.reason))
+
+
+class ChangesParams(Params):
+    since: str | None = Field(
+        default=None, max_length=64,
+        description="The newest draft at this instant or before: 7d (ago), a date or RFC 3339. Default: the newest.",
+    )  # fmt: skip
+
+
+@period_router.get(
+    "/v1/periods/{month}/changes", summary="What changed a month since its draft", responses=_BOOK_REFUSALS
+)
+def month_changes(
+    month: MonthPath, params: Annotated[ChangesParams, Query()], deps: AppDeps, principal: Reader
+) -> ChangesAnswer:
+    """Lists what changed the amounts of the caller's teams since a draft: late records, use since then, prices,
+    corrections, credits and charges."""
+    now, teams = deps.clock.wall_ms(), principal.teams
+    since = None if params.since is None else edge("since", params.since, deps.settings.zone, now)
+    found = deps.books.changed(Month.parse(month), since)
+    return ChangesAnswer(
+        month=found.month,
+        since_ms=found.since_ms,
+        currency=found.currency,
+        draft=None if found.draft is None else DraftLine.of(found.draft, teams),
+        changes=tuple(ChangeLine.from_object(one) for one in found.changes if _may_see(principal, one.team)),
+    )
 
 
 def _period(deps: Deps, month: Month, books: ClosedMonths) -> Period:

@@ -41,7 +41,7 @@ from accountant.api.query_parameters import (
     instant,
     invalid,
 )
-from accountant.billing import job_attempts
+from accountant.billing import job_attempts, quota_usage
 from accountant.billing import job_costs as asking
 from accountant.billing.budget_forecast import states
 from accountant.billing.idle_time_causes import broken_down
@@ -59,14 +59,16 @@ from accountant.wire.usage_cost_and_job_models import (
     BudgetState,
     CostAnswer,
     Dimension,
+    GuaranteesAnswer,
     JobAnswer,
     JobsAnswer,
+    QueueGuarantee,
     UsageAnswer,
     UsageLine,
 )
 from gputally.base.money import exact_sum
 from gputally.base.near_names import nearest, shown
-from gputally.base.units import MS_PER_DAY, MS_PER_SECOND
+from gputally.base.units import MS_PER_DAY, MS_PER_SECOND, US_PER_MS
 from gputally.server.config_loading import Duration, Model, fault_text
 from gputally.server.tokens_and_grants import Principal
 
@@ -315,6 +317,34 @@ def budgets(deps: AppDeps, principal: Reader) -> list[BudgetState]:
     with deps.ledger.moment(month.span(settings.zone)[0], now) as moment:
         budget_states = states(moment, deps.book(), policies[-1].policy, month, now, settings.timezone)
     return [state for state in budget_states if principal.teams is None or state.team in principal.teams]
+
+
+@figure_router.get(
+    "/v1/guarantees", summary="What each queue is guaranteed and holds", responses=refuses("ledger-unavailable")
+)
+def guarantees(deps: AppDeps, principal: Reader) -> GuaranteesAnswer:
+    """Returns the deserved quota of each queue without children, and the GPUs that it holds, averaged over the last
+    minutes on record. A caller that may see only some teams gets their queues. Empty without a policy."""
+    now = deps.clock.wall_ms()
+    end = min(now, deps.newest_ms() - asking.SETTLE_MS)
+    with deps.ledger.moment(end - asking.BURN_MS, end) as moment:
+        span = moment.status().recent_span(end, asking.BURN_MS)
+        whole = moment.usage(span, ())
+        versions = moment.status().policies(span[1] - 1, span[1])[-1:]
+        rows: tuple[QueueGuarantee, ...] = ()
+        if versions:
+            by: tuple[Dimension, ...] = ("queue", *quota_usage.ModelSpans.of(versions, *span).dimensions)
+            rows = quota_usage.guarantees(versions[0], moment.usage(span, by, None, deps.settings.timezone), *span)
+    accounts = whole.sum_of_accounts()
+    serving = quota_usage.gpus(accounts.total - accounts.down, (span[1] - span[0]) * US_PER_MS)
+    teams = principal.teams
+    return GuaranteesAnswer(
+        start_ms=span[0],
+        end_ms=span[1],
+        coverage=coverage(whole),
+        gpus=serving if teams is None else None,
+        queues=tuple(row for row in rows if teams is None or row.team in teams),
+    )
 
 
 job_router = APIRouter(tags=["jobs"])

@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode
 
 from pydantic import Field, TypeAdapter
 
+from accountant.api.bookkeeping_models import ChangesAnswer
 from accountant.assistant.protocol import AssistantTool
 from accountant.core.periods import Month, utc, zone
 from accountant.wire.option_types import JobKind, JobOrder, JobState
@@ -23,6 +24,7 @@ from accountant.wire.usage_cost_and_job_models import (
     Accounts,
     BudgetState,
     CostAnswer,
+    GuaranteesAnswer,
     Job,
     JobAnswer,
     JobsAnswer,
@@ -302,12 +304,28 @@ def months(accountant: AccountantClient, limit: Limit = 24) -> dict[str, Any]:
 def changes(
     accountant: AccountantClient,
     month: Annotated[str, Field(pattern=r"^\d{4}-\d{2}$", description="The month: 2026-10.")],
+    since: Annotated[
+        str | None,
+        Field(max_length=40, description="Of an open month: its newest draft at this instant or before (7d, a date)."),
+    ] = None,
     limit: Limit = 20,
 ) -> dict[str, Any]:
-    """What changed of a closed month since it was closed: corrections after late records, credits and charges, and
-    proposals that nobody decided yet (`waiting`), by team with GPU-hours and amount."""
+    """What changed of a month, by team, cause and amount. Of an open month since its newest draft: late records, use
+    since then, prices, corrections, credits and charges. Of a closed month since it was closed: corrections after late
+    records, credits and charges, and proposals that nobody decided yet (`waiting`)."""
     span = _span(accountant, f"{month}-01", f"{Month.parse(month).next}-01")
     currency = accountant.ask(CostAnswer, "/v1/cost", {"by": "cluster", "start": f"{month}-01", "limit": "1"}).currency
+    periods = TypeAdapter(tuple[dict[str, Any], ...]).validate_json(accountant.get("/v1/periods"))
+    if since is not None or any(one["month"] == month and one["hash"] is None for one in periods):
+        found = accountant.ask(ChangesAnswer, f"/v1/periods/{quote(month)}/changes", {"since": since})
+        told = [{**one.model_dump(mode="json"), "at": None if one.at_ms is None else utc(one.at_ms)}
+                for one in found.changes]  # fmt: skip
+        note = "" if found.draft is not None else "no draft was kept by then: what late records changed is not known"
+        return envelope(
+            accountant, found.currency or "no price book", span.start_ms, span.end_ms, span.coverage, told[:limit],
+            f"/v1/periods/{month}/changes?{_of({'since': since})}", note, changes=len(told), next_page=None,
+            since=utc(found.since_ms), draft=None if found.draft is None else found.draft.model_dump(mode="json"),
+        )  # fmt: skip
     booked = [
         *(("correction", one) for one in _listed(accountant, "/v1/corrections")),
         *(("credit or charge", one) for one in _listed(accountant, "/v1/adjustments")),
@@ -340,6 +358,22 @@ def budgets(accountant: AccountantClient, limit: Limit = 50) -> dict[str, Any]:
     )  # fmt: skip
 
 
+def guarantees(
+    accountant: AccountantClient,
+    offset: Annotated[int, Field(ge=0, le=1_000_000, description="Rows to skip: `next_offset`.")] = 0,
+    limit: Limit = 50,
+) -> dict[str, Any]:
+    """Whether a team or queue is above its guarantee: what each queue is guaranteed (null: unlimited), holds over the
+    last minutes on record, and how many GPUs of it are above."""
+    found = accountant.ask(GuaranteesAnswer, "/v1/guarantees")
+    shown, following = from_offset(found.queues, offset, limit)
+    rows = [one.model_dump(mode="json") for one in shown]
+    return envelope(
+        accountant, "GPUs", found.start_ms, found.end_ms, found.coverage, rows, "/v1/guarantees",
+        queues=len(found.queues), next_offset=following, next_page=None,
+    )  # fmt: skip
+
+
 def provider_invoice(
     accountant: AccountantClient,
     month: Annotated[str, Field(pattern=r"^\d{4}-\d{2}$", description="The month: 2026-10.")],
@@ -365,7 +399,7 @@ TOOLS: Final = tuple(
     AssistantTool(tool.__name__, tool)
     for tool in (
         usage, cost, jobs, attempts, holds, explain_statement, explain_weight, why_waiting, months, changes, budgets,
-        provider_invoice,
+        guarantees, provider_invoice,
     )
 )  # fmt: skip
 

@@ -16,13 +16,15 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from typing import NamedTuple, TypeVar
 from zoneinfo import ZoneInfo
 
 from accountant.core.periods import hours
 from accountant.ledger.usage import HELD, Usage
 from accountant.wire.policy_models import Policy, PolicyVersion
-from accountant.wire.usage_cost_and_job_models import Dimension
+from accountant.wire.usage_cost_and_job_models import Dimension, QueueGuarantee
 from gputally.base.apportionment import apportion
 from gputally.base.gpu_model_names import most_precise
 from gputally.base.units import US_PER_MS
@@ -144,6 +146,35 @@ def leaf_quotas(
                 for model, milli in by_model.items():
                     deserved[name][Lot(span, hour, model)] += max(0, milli) * length_ms * US_PER_MS // _MILLI
     return deserved, teams
+
+
+def guarantees(policy: PolicyVersion, usage: Usage, start_ms: int, end_ms: int) -> tuple[QueueGuarantee, ...]:
+    """What each leaf queue is guaranteed and held on average in a span, by queue and GPU model.
+
+    usage: as `ModelSpans.held` needs it."""
+    held: Counter[tuple[str, str]] = Counter()
+    for (queue, lot), gpu_us in ModelSpans.of((policy,), start_ms, end_ms).held(usage).items():
+        held[queue, lot.model] += gpu_us
+    metered = usage.sum_of_accounts().is_known
+    rows = []
+    for queue, team, by_model in _leaves(policy.policy):
+        for model, milli in by_model.items():
+            guaranteed = None if milli < 0 else gpus(milli, _MILLI)
+            held_gpus = gpus(held[queue, model], (end_ms - start_ms) * US_PER_MS) if metered else None
+            bound = held_gpus if guaranteed is None else guaranteed
+            above = None if held_gpus is None or bound is None else max(Decimal(0), held_gpus - bound)
+            rows.append(
+                QueueGuarantee(
+                    queue=queue, team=team, gpu_model=model, guaranteed_gpus=guaranteed, held_gpus=held_gpus,
+                    above_gpus=above,
+                )
+            )  # fmt: skip
+    return tuple(sorted(rows, key=lambda row: (row.queue, row.gpu_model)))
+
+
+def gpus(amount: int, one: int) -> Decimal:
+    """A number of GPUs to the thousandth. one: the amount that is one GPU."""
+    return Decimal(round(Fraction(amount * _MILLI, one))) / _MILLI
 
 
 def _row(queue: str, team: str, deserved: Counter[Lot], held: Counter[Lot], unlimited: Set[str]) -> QuotaRow:

@@ -58,6 +58,17 @@ from accountant.bookkeeping.invoice_reconciliation import (
     true_up,
     trued_up,
 )
+from accountant.bookkeeping.month_changes import (
+    DraftAmounts,
+    MonthChanges,
+    MonthDraft,
+    changes,
+    charged,
+    newest_draft,
+    of_bookings,
+    of_prices,
+    of_records,
+)
 from accountant.bookkeeping.month_closing import (
     CannotClose,
     ClosedMonth,
@@ -83,7 +94,7 @@ from accountant.wire.policy_models import IDLE, UNASSIGNED
 from gputally.base.clock import Clock
 from gputally.base.instants import midnight_ms
 from gputally.base.near_names import nearest, shown
-from gputally.base.units import MS_PER_DAY
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 
 
 class Journalled(Ledger, Journal, Protocol):
@@ -205,6 +216,7 @@ _CREDITED = "credited"
 """Key in an adjustment's content: the node and span that it is for."""
 _CORRECTIONS = TypeAdapter(tuple[Correction, ...])
 _ADJUSTMENT = TypeAdapter(Adjustment)
+_DRAFT = TypeAdapter(DraftAmounts)
 
 
 def fold_acts(acts: Iterable[Act], seen: int) -> ClosedMonths:
@@ -282,6 +294,17 @@ def adjustment_act(adjustment: Adjustment, span: NodeSpan | None = None) -> NewA
         adjustment.at_ms, "adjusted", adjustment.month, adjustment.who, adjustment.reason,
         json.dumps(content, default=as_text),
     )  # fmt: skip
+
+
+def booked_by(act: Act) -> tuple[tuple[Correction, ...], tuple[Adjustment, ...]]:
+    """The corrections and adjustments that an act booked."""
+    if act.kind == "corrected":
+        return _CORRECTIONS.validate_json(act.content), ()
+    return (), (_ADJUSTMENT.validate_json(act.content),) if act.kind == "adjusted" else ()
+
+
+def _draft_of(act: Act) -> MonthDraft:
+    return MonthDraft(act.subject, act.number, act.at_ms, act.who, act.reason, _DRAFT.validate_json(act.content))
 
 
 class Credits(_Books):
@@ -486,6 +509,69 @@ class Bookkeeper:
         if books.of(str(month)) is not None:
             return []
         return self._draft(month, books, proposals)[1]
+
+    def measured(self, month: Month, book: PriceBook | None, until_ms: int | None = None) -> Statement:
+        """The statement of a month's present records at the prices of `book`, without the items booked in it.
+
+        until_ms: the end of its time; None: now, or the month's end."""
+        start, end = month.span(self._zone)
+        end = max(start, min(end, self._clock.wall_ms() if until_ms is None else until_ms))
+        with self._ledger.moment(start, end) as moment:
+            return statement(moment, book, start, end, self._timezone)
+
+    def draft(self, month: Month, who: str, reason: str = "") -> MonthDraft:
+        """Keeps what an open month charges for its time up to the last whole hour. Raises CannotClose."""
+        if self.kept(month) is not None:
+            raise CannotClose(f"{month} is closed: its amounts do not change any more")
+        start, end = month.span(self._zone)
+        now, book = self._clock.wall_ms(), self.prices.current
+        until = min(end, now - now % MS_PER_HOUR)
+        if until <= start:
+            raise CannotClose(f"{month} has no whole hour yet that a draft could keep")
+        if book is None:
+            raise CannotClose("there is no price book, so the month has no amounts: set `prices: FILE`")
+        amounts = DraftAmounts(until, book.version, book.currency, charged(self.measured(month, book, until)))
+        content = json.dumps(asdict(amounts), default=as_text)
+        (act,) = record(self._ledger, [NewAct(now, "drafted", str(month), who, reason, content)], None)
+        return _draft_of(act)
+
+    def drafts(self, month: Month) -> list[MonthDraft]:
+        """The drafts of a month, oldest first."""
+        with self._ledger.moment() as moment:
+            return [_draft_of(act) for act in moment.acts("drafted", subject=str(month))]
+
+    def changed(self, month: Month, since_ms: int | None = None) -> MonthChanges:
+        """What changed the amounts of a month since the newest draft.
+
+        since_ms: the newest draft at this instant or before counts; without one only acts from this instant on, or the
+        month's start, and prices are known."""
+        draft = newest_draft(self.drafts(month), since_ms)
+        since = draft.at_ms if draft is not None else month.span(self._zone)[0] if since_ms is None else since_ms
+        with self._ledger.moment() as moment:
+            acts = moment.acts("corrected", "adjusted", after=0 if draft is None else draft.act)
+        found = [
+            change for act in acts if draft is not None or act.at_ms >= since
+            for change in of_bookings(month, act, *booked_by(act))
+        ]  # fmt: skip
+        kept, latest, then = self.kept(month), self.prices.latest, self._prices_at(draft, since)
+        if kept is not None:
+            if draft is not None and draft.amounts.currency == kept.currency:
+                found += changes("records", draft.amounts.charged, charged(kept))
+        else:
+            if draft is not None:
+                found += of_records(self, month, draft, then)
+            if then is not None and latest is not None:
+                found += of_prices(self, month, then, latest)
+        currency = kept.currency if kept is not None else self.prices.current.currency if self.prices.current else None
+        found.sort(key=lambda one: (-(one.at_ms or 0), -(one.act or 0), one.cause, one.team))
+        return MonthChanges(month=str(month), since_ms=since, draft=draft, currency=currency, changes=tuple(found))
+
+    def _prices_at(self, draft: MonthDraft | None, since_ms: int) -> PriceBook | None:
+        """The prices of a draft, or those in force at an instant."""
+        if draft is not None:
+            return self.prices.of(draft.amounts.price_book_version)
+        before = [one for one in self.prices.versions if one.at_ms < since_ms]
+        return before[-1].book if before else None
 
     def preview(self, month: Month, book: PriceBook) -> tuple[Statement, Statement]:
         """The month's statement at the present prices, and at the prices of `book`.

@@ -92,6 +92,37 @@ def publish(month: Month, reason: Reason = "", output: Printed = "table", *, at:
 
 @app.command()
 @with_option_groups
+def draft(month: Month, reason: Reason = "", output: Printed = "table", *, at: Books) -> None:
+    """Keep what an open month charges now, so that `changes` can tell later what changed since."""
+    from accountant.api.bookkeeping_models import DraftLine
+    from accountant.cli import terminal_tables
+
+    kept = at.act(DraftLine, f"/v1/periods/{month}/drafts", {"reason": reason})
+    print_answer(output, kept, lambda one: terminal_tables.draft(one, at.zone))
+
+
+@app.command()
+@with_option_groups
+def changes(
+    month: Month,
+    since: Annotated[
+        str | None,
+        Option(help="The newest draft at this instant or before: 7d, a date or RFC 3339 (default: the newest)."),
+    ] = None,
+    output: Printed = "table",
+    *,
+    at: Books,
+) -> None:
+    """Show what changed a month since its draft, by team and cause."""
+    from accountant.api.bookkeeping_models import ChangesAnswer
+    from accountant.cli import terminal_tables
+
+    found = at.ask(ChangesAnswer, f"/v1/periods/{month}/changes", {"since": since})
+    print_answer(output, found, lambda one: terminal_tables.changes(one, at.zone), found.changes)
+
+
+@app.command()
+@with_option_groups
 def proposals(
     act: Annotated[
         Literal["list", "take", "refuse"], Argument(help="List proposals, accept one (take) or refuse it.")

@@ -17,8 +17,10 @@ from accountant.api.bookkeeping_models import (
     Balance,
     BookedAdjustment,
     BookedCorrection,
+    ChangesAnswer,
     Credit,
     DeliveryState,
+    DraftLine,
     Period,
     PriceVersion,
     WaitingProposal,
@@ -30,7 +32,7 @@ from accountant.ledger.journal import Act
 from accountant.ledger.usage import ACCOUNTS, OF_TIME
 from accountant.reports.figure_formatting import budget_of, budgeted, money
 from accountant.wire.policy_models import IDLE, UNASSIGNED, UsageWindow
-from accountant.wire.usage_cost_and_job_models import Accounts, BudgetState, CostAnswer, UsageAnswer
+from accountant.wire.usage_cost_and_job_models import Accounts, BudgetState, CostAnswer, GuaranteesAnswer, UsageAnswer
 from gputally.base.money import exact_sum, minor_places
 from gputally.base.number_format import NOTHING, hours, percent
 from gputally.base.terminal import figures, table
@@ -365,6 +367,61 @@ def budgets(states: Sequence[BudgetState]) -> Table:
         ),
         may_drop=("80 % between", "unit"),
     )
+
+
+def draft(kept: DraftLine, zone: ZoneInfo) -> Table:
+    """A table of what a draft keeps."""
+    return table(
+        f"Draft of {kept.month} until {instant(kept.until_ms, zone)}, act {kept.act}",
+        ["team", *figures(f"charged {kept.currency}")],
+        ((NAMES.get(team, team), money(amount, kept.currency)) for team, amount in sorted(kept.charged.items())),
+    )
+
+
+def changes(answer: ChangesAnswer, zone: ZoneInfo) -> Table:
+    """A table of what changed a month."""
+    since = instant(answer.since_ms, zone)
+    known = f"its draft of {since}" if answer.draft else f"{since}, without a draft: acts and prices only"
+    return table(
+        f"What changed {answer.month} since {known}",
+        ["cause", "team", *figures(f"amount {answer.currency or ''}"), "when", "why"],
+        (
+            (
+                one.cause,
+                NAMES.get(one.team, one.team),
+                money(one.amount, answer.currency),
+                NOTHING if one.at_ms is None else instant(one.at_ms, zone),
+                one.reason or NOTHING,
+            )
+            for one in answer.changes
+        ),
+        may_drop=("when",),
+    )
+
+
+def guarantees(answer: GuaranteesAnswer, zone: ZoneInfo) -> Table:
+    """A table of what each queue is guaranteed and holds, in GPUs."""
+    until = "Guarantees" if answer.coverage is None else f"Guarantees and GPUs held, at {instant(answer.end_ms, zone)}"
+    return table(
+        f"{until}, {percent(answer.coverage)} metered",
+        ["queue", "team", "GPU model", *figures("guaranteed", "holds", "above")],
+        (
+            (
+                one.queue,
+                NAMES.get(one.team, one.team),
+                one.gpu_model or NOTHING,
+                "unlimited" if one.guaranteed_gpus is None else _gpus(one.guaranteed_gpus),
+                NOTHING if one.held_gpus is None else _gpus(one.held_gpus),
+                NOTHING if one.above_gpus is None else _gpus(one.above_gpus),
+            )
+            for one in answer.queues
+        ),
+        may_drop=("GPU model",),
+    )
+
+
+def _gpus(count: Decimal) -> str:
+    return f"{count:,.1f}"
 
 
 def credit(found: Credit) -> Table:

@@ -1,4 +1,4 @@
-"""Runs `usage`, `cost`, `budgets`, `check` and `jobs`.
+"""Runs `usage`, `cost`, `budgets`, `guarantees`, `check` and `jobs`.
 
 A job can be named as the table
 shows it or by a suffix of that name; the full id is needed only if the suffix is ambiguous."""
@@ -64,6 +64,17 @@ def budgets(output: Printed = "table", *, at: Books) -> None:
     from accountant.wire.usage_cost_and_job_models import BudgetState
 
     print_answer(output, at.ask(tuple[BudgetState, ...], "/v1/budgets"), terminal_tables.budgets)
+
+
+@app.command()
+@with_option_groups
+def guarantees(output: Printed = "table", *, at: Books) -> None:
+    """Show what each queue is guaranteed, what it holds over the last minutes on record, and how much is above."""
+    from accountant.cli import terminal_tables
+    from accountant.wire.usage_cost_and_job_models import GuaranteesAnswer
+
+    found = at.ask(GuaranteesAnswer, "/v1/guarantees")
+    print_answer(output, found, lambda answer: terminal_tables.guarantees(answer, at.zone), found.queues)
 
 
 @app.command()

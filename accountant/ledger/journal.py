@@ -20,7 +20,7 @@ from gputally.base.errors import AccountantError
 
 ActKind = Literal[
     "prices", "closed", "reopened", "published", "repriced", "corrected", "refused", "adjusted", "invoiced", "policy",
-    "pods", "delivery", "imported", "withdrawn", "retired", "redated", "moved", "lake",
+    "pods", "delivery", "imported", "withdrawn", "retired", "redated", "moved", "lake", "drafted",
 ]  # fmt: skip
 
 
@@ -100,7 +100,7 @@ class Journal(Protocol):
 
 
 BESIDE: Final[frozenset[ActKind]] = frozenset(
-    {"invoiced", "pods", "delivery", "imported", "retired", "redated", "moved", "lake"}
+    {"invoiced", "pods", "delivery", "imported", "retired", "redated", "moved", "lake", "drafted"}
 )
 """Kinds of acts that never invalidate a decision made before them, such as the progress of an import."""
 _TRIES = 20

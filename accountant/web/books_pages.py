@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Annotated, Any, Final, get_args
@@ -21,14 +21,14 @@ from accountant.api.access_control import Admin, Reader, admit, check_form, chec
 from accountant.api.bookkeeping_routes import list_periods
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.query_parameters import Params, edge, invalid
-from accountant.billing.statements import Adjustment, Statement, invoice_number
+from accountant.billing.statements import Adjustment, invoice_number
 from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.bookkeeping.month_closing import Objecting, Status
 from accountant.core import periods
 from accountant.core.periods import Month, utc
 from accountant.exports.protocol import exports
 from accountant.ledger.journal import Act, ActKind
-from accountant.web import month_and_decision_pages, page_queries, page_rows
+from accountant.web import month_and_decision_pages, page_queries
 from accountant.web.page_rows import Page, paged
 from accountant.web.statement_detail_pages import WHAT
 from gputally.base import called_off
@@ -163,7 +163,7 @@ def _query(**values: object) -> str:
 
 
 class StepsParams(Params):
-    """since: the earlier state to which an open month is compared; None: not compared.
+    """since: the month is compared with its newest draft at this instant or before; None: with the newest one.
 
     team, amount, approved_by, reason: of a credit or charge that is shown and not booked; without a team: none is."""
 
@@ -184,20 +184,6 @@ class ShownAdjustment:
     after: Decimal | None
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What changed a month's amount of a team.
-
-    amount: None for other prices in another currency.
-    act: the number of the act that did it."""
-
-    team: str
-    cause: str
-    amount: Decimal | None
-    at_ms: int
-    act: int
-
-
 @router.get("/invoices/{month}")
 def steps(
     request: Request, month: str, params: Annotated[StepsParams, Query()], deps: AppDeps, principal: Reader
@@ -207,7 +193,7 @@ def steps(
     calendar_month = _month(deps, month)
     objections = deps.books.standing(calendar_month, deps.proposals())
     since_ms = None if params.since is None else edge("since", params.since, deps.settings.zone, deps.clock.wall_ms())
-    book = deps.book()
+    book, drafts = deps.book(), deps.books.drafts(calendar_month)
     shown = None
     if params.team and principal.may("admin"):
         shown = _shown(deps, principal, calendar_month, params)
@@ -217,8 +203,8 @@ def steps(
         request, "/invoices", "invoice_steps.html", deps, month=calendar_month,
         status=deps.books.status(calendar_month), due=due_of(deps, calendar_month), objections=objections,
         may=principal.may("admin"), forms=month_and_decision_pages.person_of(request) is not None
-        or deps.settings.auth == "off", params=params, shown=shown, since_ms=since_ms,
-        changes=None if since_ms is None else changes_since(deps, calendar_month, since_ms),
+        or deps.settings.auth == "off", params=params, shown=shown,
+        drafts=drafts, changed=deps.books.changed(calendar_month, since_ms) if drafts or since_ms is not None else None,
         acts=[(act, WHAT[act.kind]) for act in reversed(acts)],
         over=calendar_month.span(deps.settings.zone)[1] <= deps.clock.wall_ms(), currency=book.currency if book else "",
         is_last=deps.books.books().latest is not None and deps.books.books().closed[-1].month == str(calendar_month),
@@ -238,39 +224,6 @@ def _shown(deps: Deps, principal: Principal, month: Month, params: StepsParams) 
 
 def _month(deps: Deps, text: str) -> Month:
     return month_and_decision_pages.parse_month(text, deps.clock.wall_ms(), periods.zone(deps.settings.timezone))
-
-
-def changes_since(deps: Deps, month: Month, since_ms: int) -> list[Change]:
-    """What acts changed in the amounts of a month since an instant, newest first: credits and charges, corrections
-    booked in it, and price books, whose effect is the difference of the month's present records at both prices."""
-    found = list[Change]()
-    with deps.ledger.moment() as moment:
-        changing, priced = moment.acts("corrected", "adjusted"), moment.acts("prices")
-    for act in changing:
-        corrections, adjustments = page_rows.booked(act) if act.at_ms >= since_ms else ((), ())
-        causes = [(one.line.team, f"late records of {one.month}", one.amount, one.booked_in) for one in corrections]
-        causes += [(one.team, f"{'credit' if one.amount < 0 else 'charge'}: {one.reason}", one.amount, one.booked_in)
-                   for one in adjustments]  # fmt: skip
-        found += [Change(team, cause, amount, act.at_ms, act.number)
-                  for team, cause, amount, booked_in in causes if booked_in == str(month)]  # fmt: skip
-    versions = deps.books.prices.versions
-    then = [one for one in versions if one.at_ms < since_ms]
-    if then and then[-1].version != versions[-1].version and deps.books.kept(month) is None:
-        present, before = deps.books.preview(month, then[-1].base)
-        newest = priced[-1]
-        told: list[tuple[str, str, Decimal | None]]
-        if present.currency == before.currency:
-            told = [(team, "prices", amount) for team, amount in _differences(before, present)]
-        else:  # amounts of two currencies have no difference
-            told = [(team, f"prices in {present.currency}, before in {before.currency}", None) for team in present.due]
-        found += [Change(*one, newest.at_ms, newest.number) for one in told]
-    return sorted(found, key=lambda one: (-one.at_ms, -one.act, one.team))
-
-
-def _differences(before: Statement, after: Statement) -> Iterable[tuple[str, Decimal]]:
-    for team in sorted({*before.due, *after.due}):
-        if amount := exact_sum([after.due.get(team, Decimal(0)), -before.due.get(team, Decimal(0))]):
-            yield team, amount
 
 
 _OBJECTIONS: Final = frozenset(get_args(Objecting))
@@ -293,10 +246,12 @@ async def step(request: Request, month: str, deps: AppDeps) -> Response:
                 deps.books.publish(calendar_month, who, reason)
             case "reopen":
                 deps.books.reopen(calendar_month, who, reason)
+            case "draft":
+                deps.books.draft(calendar_month, who, reason)
             case "adjust":
                 deps.books.credits.adjust(_adjustment(deps, principal, calendar_month, fields), who)
             case _:
-                raise invalid("step", "a form closes, publishes or reopens a month, or books a credit")
+                raise invalid("step", "a form closes, publishes or reopens a month, keeps a draft, or books a credit")
 
         with deps.ledger.moment() as moment:
             left = [act for act in moment.acts(after=last, limit=100) if act.who == who]

@@ -11,8 +11,6 @@ from decimal import Decimal
 from typing import Final, Generic, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
-from pydantic import TypeAdapter
-
 from accountant.api.dependencies import LedgerSnapshot
 from accountant.billing.charge import ALLOCATED, BILLED, Account, quantify, unpriced_us
 from accountant.billing.cost_allocation import statement
@@ -20,9 +18,10 @@ from accountant.billing.job_costs import JobFigures, JobList, chosen
 from accountant.billing.queue_waits import QueuedPod, pod_wait
 from accountant.billing.statements import Adjustment, Correction
 from accountant.billing.usage_pricing import charges
+from accountant.bookkeeping.bookkeeper import booked_by
 from accountant.core.periods import Month, zone
 from accountant.inventory.pod_facts import is_gpu_resource
-from accountant.ledger.journal import Act, Acts
+from accountant.ledger.journal import Acts
 from accountant.ledger.protocols import Down, Ledger, NodeFacts, Questions
 from accountant.ledger.usage import ACCOUNTS, PRICED_BY, START_UP
 from accountant.prices.price_book import PriceBook
@@ -476,10 +475,6 @@ def paged(
     )
 
 
-_CORRECTIONS = TypeAdapter(tuple[Correction, ...])
-_ADJUSTMENT = TypeAdapter(Adjustment)
-
-
 def to_lines(month: Month, team: str | None) -> Callable[..., str]:
     """Returns a function that makes the URL of the lines behind a figure. team: None for the page of the month."""
 
@@ -502,16 +497,9 @@ def of_lines(month: Month, query: Mapping[str, object], ending: str = "") -> str
     return f"/month/{month}/lines{ending}" + (f"?{urlencode(parameters)}" if parameters else "")
 
 
-def booked(act: Act) -> tuple[tuple[Correction, ...], tuple[Adjustment, ...]]:
-    """The corrections and adjustments that an act booked."""
-    if act.kind == "corrected":
-        return _CORRECTIONS.validate_json(act.content), ()
-    return (), (_ADJUSTMENT.validate_json(act.content),) if act.kind == "adjusted" else ()
-
-
 def correcting(journal: Acts) -> Mapping[Correction, int]:
     """The number of the act that booked each correction; for equal corrections, the last act."""
-    return {correction: act.number for act in journal.acts("corrected") for correction in booked(act)[0]}
+    return {correction: act.number for act in journal.acts("corrected") for correction in booked_by(act)[0]}
 
 
 def adjusting(adjustment: Adjustment) -> int:

@@ -37,7 +37,7 @@ from accountant.billing.statement_breakdown import (
     itemise,
 )
 from accountant.billing.statements import Statement, StatementLine
-from accountant.bookkeeping.bookkeeper import ENTRIES
+from accountant.bookkeeping.bookkeeper import ENTRIES, booked_by
 from accountant.bookkeeping.invoice_reconciliation import KeptInvoice, ReconciledLine, Reconciliation
 from accountant.bookkeeping.month_closing import CannotClose
 from accountant.core import periods
@@ -50,7 +50,7 @@ from accountant.prices.price_book import PriceBook
 from accountant.reports import figure_formatting
 from accountant.web import month_and_decision_pages, page_queries
 from accountant.web.page_queries import Bills, books
-from accountant.web.page_rows import booked, of_lines
+from accountant.web.page_rows import of_lines
 from accountant.wire.policy_models import IDLE
 from gputally.base.money import exact_sum, gpu_hours, half_unit, plain
 from gputally.base.untrusted_text import for_cell
@@ -227,6 +227,7 @@ WHAT: Final[Mapping[ActKind, str]] = {
     "moved": "GPUs moved to another node",
     "redated": "Dates in the future were corrected",
     "lake": "Publication in a lake",
+    "drafted": "A draft of the month was kept",
 }  # fmt: skip
 
 
@@ -238,7 +239,7 @@ def act(request: Request, number: int, deps: AppDeps, principal: Reader) -> Resp
             acts = moment.acts(after=number - 1, limit=1)
     if not acts or acts[0].number != number:
         raise Refusal("not-found", f"the journal has no act {number}: GET /v1/audit lists the acts")
-    corrections, adjustments = booked(acts[0])
+    corrections, adjustments = booked_by(acts[0])
     if principal.teams is not None:
         corrections = tuple(booking for booking in corrections if booking.line.team in principal.teams)
         adjustments = tuple(booking for booking in adjustments if booking.team in principal.teams)
@@ -248,7 +249,7 @@ def act(request: Request, number: int, deps: AppDeps, principal: Reader) -> Resp
     return month_and_decision_pages.page(
         request, "/month", "act.html", deps, act=acts[0], what=WHAT[acts[0].kind], corrections=corrections,
         adjustments=adjustments, currency=book.currency if book else None,
-        month=acts[0].kind in (*ENTRIES, "invoiced"),
+        month=acts[0].kind in (*ENTRIES, "invoiced", "drafted"),
         total=exact_sum([*(booking.amount for booking in corrections), *(booking.amount for booking in adjustments)]),
         everyone=principal.teams is None,
     )  # fmt: skip

@@ -218,6 +218,34 @@ class BudgetState(Model):
     as_of_ms: int
 
 
+class QueueGuarantee(Model):
+    """What a queue without children is guaranteed, and what it holds: GPUs, averaged over the last minutes on record.
+
+    gpu_model: the GPU model whose quota this is; "" for all GPUs, or all of no model that the policy names.
+    guaranteed_gpus: the deserved quota of the policy in force; None: unlimited.
+    held_gpus, above_gpus: None if nothing of the minutes is metered."""
+
+    queue: str
+    team: str
+    gpu_model: str = Field(default="", exclude_if=is_empty)
+    guaranteed_gpus: Exact | None
+    held_gpus: Exact | None
+    above_gpus: Exact | None
+
+
+class GuaranteesAnswer(Model):
+    """The guarantees of the policy in force, by queue.
+
+    coverage: the metered share of the capacity; None without known capacity.
+    gpus: GPUs in service, averaged over the span; None if the caller may see only some teams."""
+
+    start_ms: int
+    end_ms: int
+    coverage: float | None
+    gpus: Exact | None
+    queues: tuple[QueueGuarantee, ...]
+
+
 class Job(Model):
     """A workload and its usage in the requested span.
 

@@ -22,7 +22,14 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from accountant.wire.policy_models import ClusterName, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.typed_accountant_client import AccountantClient
-from accountant.wire.usage_cost_and_job_models import Accounts, BudgetState, Dimension, UsageAnswer, UsageLine
+from accountant.wire.usage_cost_and_job_models import (
+    Accounts,
+    BudgetState,
+    Dimension,
+    GuaranteesAnswer,
+    UsageAnswer,
+    UsageLine,
+)
 from fairshare.core.gpu_models import parts_of, window_of_part
 from fairshare.core.queues_and_weights import with_unit
 from fairshare.core.scheduler_queue_objects import instant
@@ -99,6 +106,7 @@ T = TypeVar("T")
 _DECISIONS = TypeAdapter(list[Decision])
 _SESSIONS = TypeAdapter(dict[str, int])
 _POLICIES = TypeAdapter(list[PolicyVersion])
+_GUARANTEES = TypeAdapter(GuaranteesAnswer)
 _BUDGETS = TypeAdapter(list[BudgetState])
 _POLICY = TypeAdapter(PolicyVersion)
 _USAGE = TypeAdapter(UsageAnswer)
@@ -240,6 +248,10 @@ class AccountantApi:
             if isinstance(cause, ValidationError) or (isinstance(cause, Unanswered) and cause.status == 404):
                 return None
             raise
+
+    def guarantees(self) -> GuaranteesAnswer:
+        """Return what each queue is guaranteed and holds, and the GPUs in service."""
+        return self._read("/v1/guarantees", _GUARANTEES)
 
     def budgets(self) -> list[BudgetState]:
         return self._read("/v1/budgets", _BUDGETS)

@@ -18,8 +18,9 @@ from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy, UsageWindow
 from fairshare.controller.cycle_report import CycleReport, TargetReport, WriteOutcome
 from fairshare.controller.policy_difference import duration_text
-from fairshare.core.queues_and_weights import Condition, PolicyTree, Standing, Weight
+from fairshare.core.queues_and_weights import UNLIMITED, Condition, PolicyTree, Standing, Weight
 from fairshare.explain.queue_and_pod_explanation import QueueAccount, explain_queue
+from fairshare.explain.try_weight import TriedQueue, try_weight
 from fairshare.explain.weight_change_causes import change_table, with_change
 from fairshare.laws.weight_calculation import static_parts
 from fairshare.web import queue_history, svg_plots
@@ -27,13 +28,15 @@ from fairshare.web.page_authentication import PageRefusal
 from fairshare.web.page_routing import RequestContext, link
 from fairshare.web.queue_history import LastCycle
 from fairshare.web.svg_plots import PlotLine
-from gputally.base.errors import AccountantUnavailable
+from gputally.base.errors import AccountantUnavailable, FairshareError
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 
 State = Literal["published", "steady", "tried", "held", "trouble", "none"]
 """The state of a queue's weight: written, unchanged in its interval, only planned (dry-run), held with all weights,
 refused by the cluster, or without an object."""
 _TROUBLE = frozenset({"contested", "refused", "gone", "unavailable", "deferred"})
+_LEAST_ABOVE = 0.0005
+"""GPUs; less is a rounding."""
 _WORDS: Mapping[State, str] = {
     "published": "published",
     "steady": "in force",
@@ -68,6 +71,14 @@ class QueueRow:
     exhausted: bool
     state: State
     why: str
+
+    @property
+    def above(self) -> float | None:
+        """The GPUs that it holds above its guarantee; None if it does not."""
+        guaranteed = self.queue.deserved
+        if self.held is None or guaranteed == UNLIMITED or self.held <= guaranteed + _LEAST_ABOVE:
+            return None
+        return self.held - guaranteed
 
     @property
     def word(self) -> str:
@@ -181,15 +192,29 @@ KINDS = ("weight", "preemption", "hold", "policy")
 
 
 def shares(request: RequestContext) -> Response:
-    """Answer `/`: the queue tree at every target."""
+    """Answer `/shares?queue=&weight=`: the queue tree at every target, also with another weight of one queue."""
     snapshot = request.context.reports.now()
     if snapshot is None:
         return request.page("waiting.html", "/shares")
-    views = _targets(snapshot, _own(request, snapshot.policy))
+    own = _own(request, snapshot.policy)
+    views = _targets(snapshot, own)
     top = max([0.05, *(max(row.used or 0.0, row.entitled) for target in views for row in target.rows)])
+    name, weight = request.parameter("queue")[:300], request.parameter("weight")[:30]
+    tried: dict[str, dict[str, TriedQueue]] = {}
+    wrong = ""
+    if weight and own is None:  # the others' entitlements would tell a team their weights
+        try:
+            tried = {
+                view.name: {row.queue: row for row in try_weight(snapshot.policy, view.gpus, name, float(weight))}
+                for view in [view for view in views if view.gpus > 0] or views
+            }
+        except (ValueError, FairshareError) as error:
+            wrong = str(error) if isinstance(error, FairshareError) else f"weight: {weight!r} is not a number"
     return request.page(
-        "shares.html", "/shares", targets=views, top=min(1.0, top * 1.08), window=_window(snapshot.policy)
-    )
+        "shares.html", "/shares", targets=views, top=min(1.0, top * 1.08), window=_window(snapshot.policy),
+        names=[each.name for _, each in PolicyTree(snapshot.policy).downwards()], wanted=name, weight=weight,
+        tried=tried, wrong=wrong,
+    )  # fmt: skip
 
 
 def queue(request: RequestContext) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,12 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
+from starlette.types import ASGIApp
 
 from accountant.composition import Service
 from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
+from accountant.wire.policy_models import Policy
 from agent.wire import PodFacts, UsageInterval
+from fairshare.controller.control_loop import Controller
+from fairshare.controller.policy_file import PolicyLocation
+from fairshare.targets.installed import kinds
+from fairshare.usage.accountant_client import AccountantApi
+from fairshare.web.page_authentication import PageAuthentication
+from fairshare.web.page_routing import PageContext, PagesApp
+from fairshare.web.policy_pages import ROUTES
+from fairshare.web.queue_history import QueueHistory, ReportCache
+from fairshare.web.what_if_worker import Previews
 from gputally.base.clock import VirtualClock
+from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.server.https_server import serve
+from gputally.server.one_address import OneAddress
+from gputally.server.tokens_and_grants import TokenFile
 from tests.http.conftest import INVENTORY, bearer, decision, settings_in, token_entry
 from tests.price_books import price_book_text
 from tests.usage_records import QUARTER_MS, batch, deliver, interval, pod_facts, pod_holder
@@ -25,9 +41,27 @@ PROJECT_OF = {"vision": "detector", "nlp": "chat"}
 CENTRE_OF = {"vision": "4100", "nlp": "4200"}
 POLICY = {
     "schema": 1,
-    "queues": [{"name": "vision", "team": "vision"}, {"name": "nlp", "team": "nlp"}],
+    "queues": [
+        {"name": "vision", "team": "vision", "deserved": 2, "refs": ["kai:vision"]},
+        {"name": "nlp", "team": "nlp", "deserved": 0.5, "refs": ["kai:nlp"]},
+    ],
+    "targets": {"kai": {"mode": "weight"}},
+    "max_staleness": "31d",
+    "min_coverage": 0.01,
     "budgets": [{"name": "nlp-month", "team": "nlp", "limit": "500", "currency": "USD"}],
 }
+
+CLUSTER = [
+    {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name},
+     "status": {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {"nvidia.com/gpu": gpus}}}
+    for name, gpus in (("n1", "2"), ("n2", "1"))
+] + [
+    {"apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": {"name": name},
+     "spec": {"resources": {"gpu": {"quota": quota, "limit": -1, "overQuotaWeight": 1}}},
+     "status": {"requested": {"nvidia.com/gpu": asked}, "allocated": {"nvidia.com/gpu": "1"}}}
+    for name, quota, asked in (("vision", 2, "1"), ("nlp", 0.5, "2"))
+]  # fmt: skip
+"""What the scheduler has at noon of 16 November: Job/live of vision and Notebook/explore of nlp hold a GPU each."""
 
 
 def at(text: str) -> int:
@@ -96,11 +130,12 @@ class Accountant:
 @contextmanager
 def running(folder: Path) -> Iterator[Accountant]:
     """Serve the ledger. October is closed and published, with an invoice of 100 USD; a record
-    of an hour of it came later. Node n2 was down for three hours of
+    of an hour of it came later. A draft of November was kept at eleven today, before the records of today came, which
+    are late for it as far as they are of before eleven. Node n2 was down for three hours of
     11 November, and has been silent since."""
     chosen = settings_in(
         folder, prices=price_book_text(H100=6, currency="USD"), inventory=INVENTORY,
-        exported_labels=("project", "cost-centre"),
+        exported_labels=("project", "cost-centre"), controller_pages="/",
         tokens="tokens:\n" + token_entry("all", "admin, policy, read") + token_entry("lead", "read", ", teams: [nlp]"),
     )  # fmt: skip
     tokens = {}
@@ -111,7 +146,11 @@ def running(folder: Path) -> Iterator[Accountant]:
     before, since = ([row for row in rows if (row.start_ms < at("2026-11-16 00:00")) is old] for old in (True, False))
     late = hours("2026-10-21 10:00", 1, "GPU-1", "old", "vision", 1000)
     clock = VirtualClock(NOW_MS - chosen.correct_seconds * 1000)
-    with Service(chosen, clock) as service, serve(service.app, "127.0.0.1", 0) as url:
+    reports = ReportCache()
+    with (
+        Service(chosen, clock) as service,
+        serve(OneAddress(service.app, _controller_pages(folder, reports, clock)), "127.0.0.1", 0) as url,
+    ):
         ask = httpx2.Client(base_url=url, headers=bearer("all"), timeout=60)
         with ask:
             _done(ask.put("/v1/policy", json=POLICY))
@@ -128,13 +167,30 @@ def running(folder: Path) -> Iterator[Accountant]:
             invoice = {"source": "cloud-2026-10.csv", "lines": [line]}
             _done(ask.post("/v1/reconciliation/2026-10", params={"keep": "true"}, json=invoice))
             month = _done(ask.get("/v1/periods/2026-10"))
-            kinds = [objection["kind"] for objection in month["objections"]]
-            _done(ask.post("/v1/periods/2026-10/close", json={"acknowledge": kinds, "reason": "a new cluster"}))
+            accepted = [objection["kind"] for objection in month["objections"]]
+            _done(ask.post("/v1/periods/2026-10/close", json={"acknowledge": accepted, "reason": "a new cluster"}))
             _done(ask.post("/v1/periods/2026-10/publish", json={"reason": "agreed"}))
+            _done(ask.post("/v1/periods/2026-11/drafts", json={"reason": "sent to the teams"}))
             clock.advance_to(NOW_MS)
             deliver(service.ledger, NOW_MS, batch([*late, *since], cluster="prod", node="n1", epoch="late"))
             service.maintain()
+        with AccountantApi(url, token_file=tokens["all"], clock=clock) as client:
+            policy = Policy.model_validate(POLICY)
+            cluster = MemoryCluster(kinds(), CLUSTER)
+            Controller(
+                policy, client, cluster, clock, observe=lambda one: reports.observe(one, policy), silent=True
+            ).cycle()
         yield Accountant(url, tokens["all"], tokens["lead"])
+
+
+def _controller_pages(folder: Path, reports: ReportCache, clock: VirtualClock) -> ASGIApp:
+    file = folder / "policy-file.yaml"
+    file.write_text(json.dumps(POLICY))
+    tokens = TokenFile(folder / "tokens.yaml", clock, lambda fault: None)
+    unasked = AccountantApi("http://127.0.0.1:9")  # the pages of these questions are made from the last cycle alone
+    previews = Previews(lambda *_: pytest.fail("no preview"))
+    context = PageContext(reports, QueueHistory(unasked, clock), previews, PolicyLocation(file), clock, accountant="/")
+    return PagesApp(context, PageAuthentication(tokens), ROUTES).observed()
 
 
 DECISIONS = [

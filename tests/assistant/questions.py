@@ -79,6 +79,13 @@ QUESTIONS = {
         ("jobs", "later"), ("wait", "2:00:00"),
         "why_waiting", {"job": "later"}, {"job": "prod/nlp/Job/later", "waited_seconds": 7200}, lead=True,
     ),
+    "twice the weight": Question(
+        "What happens with twice the weight?", ("Shares", "queue=nlp", "weight=2", "Try it"),
+        ("nlp", "1 → 2", "25.0 %", "27.8 %", "0.83"),
+        ("fairshare", "try-weight", "nlp", "2"), ("nlp", "25.0%", "27.8%", "0.83"),
+        "try_weight", {"queue": "nlp", "weight": 2},
+        {"queue": "nlp", "part": 0.25, "part_then": pytest.approx(0.8333 / 3, abs=1e-3)},
+    ),
     # Leads of teams
     "wasted": Question(
         "Which of my jobs wasted most last week?", ("Explore", "Usual questions", "Jobs that left most idle, 7 days"),
@@ -122,6 +129,12 @@ QUESTIONS = {
         ("jobs", "live"), ("now", "1.0 GPUs", "6.00 USD an hour"),
         "jobs", {"search": "Job/live"}, {"job": "prod/vision/Job/live", "cost_an_hour": "6"},
     ),
+    "above": Question(
+        "Is my team above its guarantee?", ("Shares",), ("nlp", "0.5", "1.0", "0.5 above its guarantee"),
+        ("accountant", "guarantees"), ("nlp", "0.5", "1.0", "0.5"),
+        "guarantees", NOTHING, {"queue": "nlp", "guaranteed_gpus": "0.5", "held_gpus": "1", "above_gpus": "0.5"},
+        lead=True,
+    ),
     # Controllers
     "the month": Question(
         "What does each team owe for October, for the invoice?", ("Month", "← 2026-10"), ("nlp", "24.00"),
@@ -140,6 +153,11 @@ QUESTIONS = {
         ("vision", "6.00"),
         ("accountant", "proposals"), ("vision", "6.00"),
         "changes", {"month": "2026-10"}, {"cause": "waiting", "team": "vision", "amount": "6.00", "gpu_hours": "1"},
+    ),
+    "since the draft": Question(
+        "What changed of this month since the draft?", ("Invoices", "2026-11"), ("late records", "nlp", "+66.00"),
+        ("accountant", "changes", "2026-11"), ("late records", "nlp", "66.00"),
+        "changes", {"month": "2026-11"}, {"cause": "late records", "team": "nlp", "amount": "66"}, lead=True,
     ),
     "closed": Question(
         "Is October closed and published?", ("Month", "← 2026-10"), ("published",),

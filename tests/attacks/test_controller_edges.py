@@ -54,11 +54,12 @@ def checked(answer: Answer, sent: object) -> None:
 
 
 PARAMETERS = {
-    "/shares": (), "/shares/queue/": (), "/shares/preview/": (), "/shares/policy": (),
+    "/shares": ("queue", "weight"), "/shares/queue/": (), "/shares/preview/": (), "/shares/policy": (),
     "/shares/decisions": ("queue", "kind", "days"),
     "/shares/decision": ("id", "at"),
 }  # fmt: skip
 """The parameters of each page, so that a new page needs an entry."""
+VALID = {"/shares/decision": {"id": "x", "at": "1790000000000"}, "/shares": {"queue": "vision", "weight": "2"}}
 
 
 @pytest.mark.parametrize("page", [route.prefix for route in ROUTES if route.method == "GET"])
@@ -68,7 +69,7 @@ def test_every_address_of_every_page_survives_its_edges(here: Stage, page: str) 
             for rest in ("", "/state"):
                 checked(here.get(page + quote(value, safe="") + rest), value)
         for name in PARAMETERS[page]:
-            query = {"id": "x", "at": "1790000000000"} if page == "/shares/decision" else {}
+            query = VALID.get(page, {})
             checked(here.get(f"{page}?{urlencode({**query, name: value})}"), (name, value))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 FIGURES = {
-    "/v1/usage": "", "/v1/cost": "", "/v1/jobs": "", "/v1/windows": "size=7d", "/v1/statement": "month=MONTH",
+    "/v1/usage": "", "/v1/cost": "", "/v1/guarantees": "", "/v1/jobs": "",
+    "/v1/windows": "size=7d", "/v1/statement": "month=MONTH",
     "/v1/report": "month=MONTH", "/v1/periods": "", "/v1/budgets": "", "/v1/check": "", "/v1/waits": "",
     "/v1/gpus/owners": "", "/metrics": "", "/": "", "/month": "", "/month/{month}": "", "/month/{month}/lines": "",
     "/month/{month}/lines.csv": "", "/team/{team:path}": "month=MONTH", "/coverage": "", "/decisions": "",
@@ -19,6 +20,7 @@ FIGURES = {
 """Addresses that show figures of the ledger, with their parameters."""
 NO_FIGURES = {
     "/v1/adjustments", "/v1/audit", "/v1/backups", "/v1/backups/{name}", "/v1/clock", "/v1/corrections",
+    "/v1/periods/{month}/changes",
     "/v1/decisions", "/v1/deliveries", "/v1/imports", "/v1/policy", "/v1/policy/versions", "/v1/prices",
     "/v1/prices/versions", "/v1/proposals", "/v1/periods/{month}/proposals", "/v1/quarantine", "/v1/sessions/ended",
     "/act/{number}", "/audit", "/audit.csv",

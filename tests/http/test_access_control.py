@@ -40,7 +40,8 @@ ROUTES = {
         "GET /v1/imports", "POST /v1/imports", "POST /v1/imports/usage",
     ),
     "read": (
-        "GET /v1/usage", "GET /v1/cost", "GET /v1/windows", "GET /v1/statement", "GET /v1/report", "GET /v1/periods",
+        "GET /v1/usage", "GET /v1/cost", "GET /v1/guarantees", "GET /v1/windows", "GET /v1/statement",
+        "GET /v1/report", "GET /v1/periods", "GET /v1/periods/{month}/changes",
         "GET /v1/periods/{month}", "GET /v1/adjustments", "GET /v1/corrections", "GET /v1/prices", "GET /v1/budgets",
         "GET /v1/prices/versions", "GET /v1/policy", "GET /v1/policy/versions", "GET /v1/decisions",
         "GET /v1/quarantine", "GET /v1/gpus/owners", "GET /v1/waits", "GET /v1/proposals",
@@ -56,6 +57,7 @@ ROUTES = {
     ),
     "admin": (
         "POST /v1/periods/{month}/close", "POST /v1/periods/{month}/reopen", "POST /v1/periods/{month}/publish",
+        "POST /v1/periods/{month}/drafts",
         "POST /v1/adjustments", "POST /v1/credits/preview", "POST /v1/credits", "POST /v1/corrections",
         "POST /v1/prices/preview", "POST /v1/prices", "POST /v1/reconciliation/{month}", "GET /v1/check",
         "GET /v1/audit", "POST /v1/backups", "GET /v1/backups", "GET /v1/backups/{name}", "GET /v1/deliveries",
@@ -78,7 +80,8 @@ NEEDS = {tuple(route.split()): scope for scope, needing in ROUTES.items() for ro
 OF_TEAMS = frozenset(
     tuple(route.split())
     for route in (
-        "GET /v1/usage", "GET /v1/cost", "GET /v1/statement", "GET /v1/report", "GET /v1/periods",
+        "GET /v1/usage", "GET /v1/cost", "GET /v1/guarantees", "GET /v1/statement", "GET /v1/report", "GET /v1/periods",
+        "GET /v1/periods/{month}/changes",
         "GET /v1/periods/{month}", "GET /v1/adjustments", "GET /v1/corrections", "GET /v1/prices", "GET /v1/budgets",
         "GET /v1/prices/versions", "GET /v1/waits", "GET /v1/proposals", "GET /v1/periods/{month}/proposals",
         "GET /proposals", "GET /v1/jobs", "GET /v1/jobs/{id}", "GET /", "GET /month", "GET /month/{month}/lines",
@@ -469,6 +472,7 @@ def test_who_may_see_all_does(two_teams):
         "/v1/jobs",
         "/v1/waits",
         "/v1/budgets",
+        "/v1/guarantees",
         "/v1/deliveries",
         "/decisions",
         "/prices",

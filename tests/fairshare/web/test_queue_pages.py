@@ -184,6 +184,31 @@ def test_shares_show_every_queue_in_its_tree(open_stage: Stage) -> None:
     assert "standby" not in shown
 
 
+def test_shares_say_which_queue_is_above_its_guarantee(open_stage: Stage) -> None:
+    told = text(open_stage.get("/shares"))
+    rows = dict(re.findall(r"<tr><th[^>]*><a [^>]*>(\w+)</a>(.*?)</tr>", told))
+    assert "16.0 above its guarantee" in rows["vision"], "24 held, 8 guaranteed"
+    assert "above" not in rows["serving"], "12 of 12"
+
+
+def test_another_weight_is_tried_on_the_page_of_shares(open_stage: Stage) -> None:
+    tried = text(open_stage.get("/shares?queue=robotics&weight=2"))
+    row = tried.partition("with weight 2 of robotics")[2].partition(">robotics</th>")[2].partition("</tr>")[0]
+    assert "1 → 2" in row
+    assert "▲ +" in row
+    for wrong in ("queue=robotics&weight=much", "queue=robotics&weight=-1", "queue=nobody&weight=1"):
+        told = text(open_stage.get(f"/shares?{wrong}"))
+        assert 'id="wrong"' in told
+        assert "with weight" not in told
+
+
+def test_a_team_learns_no_weight_of_others_by_trying(guarded: Stage) -> None:
+    assert 'name="weight"' in text(guarded.get("/shares?queue=vision&weight=2", "read"))
+    told = text(guarded.get("/shares?queue=vision&weight=2", "team"))
+    assert "with weight" not in told
+    assert 'name="weight"' not in told
+
+
 def test_before_the_first_cycle_it_says_so(tmp_path: Path) -> None:
     here = stage(tmp_path, cycles=0)
     assert "first cycle has not ended" in text(here.get("/shares"))

@@ -1,0 +1,144 @@
+"""Says what changed the amounts of a month since an earlier state of it, by team and cause.
+
+The ledger keeps no earlier amounts of an open month. A *draft* keeps them: the amounts by team of the time up to a
+whole hour, without what is booked beside it, and the version of the prices. The difference from a draft has causes that
+add up to it: records of that time that arrived later, the use since, other prices, and the acts (corrections, credits
+and charges) recorded since. Without a draft only acts and prices are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Literal, Protocol
+
+from accountant.billing.statements import Adjustment, Correction, Statement
+from accountant.bookkeeping.price_book_versions import BookVersion
+from accountant.core.periods import Month
+from accountant.ledger.journal import Act
+from accountant.prices.price_book import PriceBook
+from gputally.base.money import exact_sum
+
+ChangeCause = Literal["late records", "use since then", "records", "prices", "correction", "credit or charge"]
+"""late records: of the draft's time. use since then: of the time after it. records: both, of a month that was closed
+since, also with other prices. prices: the present records at the present prices instead of those of then."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftAmounts:
+    """What a draft keeps.
+
+    until_ms: the end of its time, a whole hour.
+    charged: by team, without corrections, credits and charges."""
+
+    until_ms: int
+    price_book_version: str
+    currency: str
+    charged: dict[str, Decimal]
+
+
+@dataclass(frozen=True, slots=True)
+class MonthDraft:
+    """A draft of a month. act: the number of the act that keeps it."""
+
+    month: str
+    act: int
+    at_ms: int
+    who: str
+    reason: str
+    amounts: DraftAmounts
+
+
+@dataclass(frozen=True, slots=True)
+class AmountChange:
+    """What changed a month's amount of a team.
+
+    amount: None if it is not known, or in two currencies.
+    at_ms, act: of the act that did it; None for records.
+    reason: of the act."""
+
+    team: str
+    cause: ChangeCause
+    amount: Decimal | None
+    at_ms: int | None = None
+    act: int | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MonthChanges:
+    """What changed a month's amounts, newest first.
+
+    since_ms: the instant of the draft, or from which on acts and prices count.
+    draft: None if none was kept before; the changes by records are not known then."""
+
+    month: str
+    since_ms: int
+    draft: MonthDraft | None
+    currency: str | None
+    changes: tuple[AmountChange, ...]
+
+
+class MonthKeeper(Protocol):
+    """What is asked of the bookkeeper."""
+
+    def measured(self, month: Month, book: PriceBook | None, until_ms: int | None = None) -> Statement:
+        """The statement of an open month's records up to an instant, without what is booked beside them."""
+        ...
+
+
+def newest_draft(drafts: Iterable[MonthDraft], since_ms: int | None) -> MonthDraft | None:
+    """The newest draft, or the newest one that was kept at an instant or before."""
+    known = [draft for draft in drafts if since_ms is None or draft.at_ms <= since_ms]
+    return known[-1] if known else None
+
+
+def of_bookings(
+    month: Month, act: Act, corrections: Iterable[Correction], adjustments: Iterable[Adjustment]
+) -> Iterator[AmountChange]:
+    """The corrections, credits and charges that an act booked in a month."""
+    for one in corrections:
+        if one.booked_in == str(month):
+            yield AmountChange(
+                one.line.team, "correction", one.amount, act.at_ms, act.number, f"late records of {one.month}"
+            )
+    for other in adjustments:
+        if other.booked_in == str(month):
+            yield AmountChange(other.team, "credit or charge", other.amount, act.at_ms, act.number, other.reason)
+
+
+def of_records(keeper: MonthKeeper, month: Month, draft: MonthDraft, then: PriceBook | None) -> Iterator[AmountChange]:
+    """The changes of an open month since a draft by its records. then: the price book of the draft."""
+    past, whole = keeper.measured(month, then, draft.amounts.until_ms), keeper.measured(month, then)
+    yield from changes("late records", draft.amounts.charged, charged(past))
+    yield from changes("use since then", charged(past), charged(whole))
+
+
+def of_prices(keeper: MonthKeeper, month: Month, then: PriceBook, now: BookVersion) -> Iterator[AmountChange]:
+    """The difference of an open month's present records at other prices. now: those in force."""
+    if then.version == now.version:
+        return
+    if then.currency == now.book.currency:
+        of_then, of_now = (charged(keeper.measured(month, book)) for book in (then, now.book))
+        rows = list(changes("prices", of_then, of_now))
+    else:  # amounts of two currencies have no difference
+        rows = [AmountChange(team, "prices", None) for team in charged(keeper.measured(month, now.book))]
+    told = "" if then.currency == now.book.currency else f"in {now.book.currency}, before in {then.currency}"
+    for row in rows:
+        yield replace(row, at_ms=now.at_ms, act=now.number, reason=told or now.reason)
+
+
+def charged(stated: Statement) -> dict[str, Decimal]:
+    """What a statement charges each team, without corrections, credits and charges."""
+    amounts = dict(stated.due)
+    booked = [(one.line.team, one.amount) for one in stated.corrections]
+    for team, amount in (*booked, *((one.team, one.amount) for one in stated.adjustments)):
+        amounts[team] = exact_sum([amounts.get(team, Decimal(0)), -amount])
+    return {team: amount for team, amount in amounts.items() if amount}
+
+
+def changes(cause: ChangeCause, before: Mapping[str, Decimal], after: Mapping[str, Decimal]) -> Iterator[AmountChange]:
+    """The differences of amounts by team."""
+    for team in sorted({*before, *after}):
+        if amount := exact_sum([after.get(team, Decimal(0)), -before.get(team, Decimal(0))]):
+            yield AmountChange(team, cause, amount)

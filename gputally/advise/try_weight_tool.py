@@ -1,0 +1,42 @@
+"""What another weight of a queue would give, as a tool of an assistant."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from accountant.assistant.protocol import AssistantTool
+from accountant.assistant.tools import MOST_ROWS, envelope, from_offset
+from accountant.wire.policy_models import PolicyVersion
+from accountant.wire.typed_accountant_client import AccountantClient
+from accountant.wire.usage_cost_and_job_models import GuaranteesAnswer
+from fairshare.explain import try_weight as trying
+from gputally.base.errors import FairshareError
+
+
+def try_weight(
+    accountant: AccountantClient,
+    queue: Annotated[str, Field(min_length=1, max_length=253, description="The queue, by its full name.")],
+    weight: Annotated[float, Field(ge=0, le=1e15, description="Its other weight, for example twice the present one.")],
+    offset: Annotated[int, Field(ge=0, le=1_000_000, description="Rows to skip: `next_offset`.")] = 0,
+    limit: Annotated[int, Field(ge=1, le=MOST_ROWS, description="Rows of one page.")] = 50,
+) -> dict[str, Any]:
+    """What happens with another weight of a queue: the part of the cluster (0..1) and the GPUs to which quotas and
+    weights entitle every queue, now and then, if all request more than they get. Past usage is left out. Needs a token
+    that may see all teams."""
+    policy = accountant.ask(PolicyVersion, "/v1/policy").policy
+    found = accountant.ask(GuaranteesAnswer, "/v1/guarantees")
+    try:
+        tried = trying.try_weight(policy, float(found.gpus or 0), queue, weight)
+    except FairshareError as error:
+        raise ValueError(str(error)) from error
+    shown, following = from_offset(tried, offset, limit)
+    return envelope(
+        accountant, "part of the cluster; GPUs", found.start_ms, found.end_ms, found.coverage, map(asdict, shown),
+        "/v1/policy", queues=len(tried), next_offset=following, next_page=None,
+    )  # fmt: skip
+
+
+TOOL: Final = AssistantTool("try_weight", try_weight, page="docs/controller-pages.md")

@@ -1,0 +1,160 @@
+"""What changed a month since its draft: by team and cause, and adding up to the difference."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
+from accountant.bookkeeping.month_closing import CannotClose
+from gputally.base.clock import VirtualClock
+from gputally.base.money import exact_sum
+from tests.billing.usage_rows import NOV, OCT, at, held, price_book
+from tests.fakes.list_ledger import ListLedger
+from tests.hypothesis_examples import examples
+
+HOUR_MS = 3_600_000
+DRAFT = at("2026-11-10T12:20")
+
+
+def book(price, currency="USD"):
+    return price_book(f"id: h100, model: H100, price: '{price}', valid_from: 2025-12-01", currency)
+
+
+def keeper_of(*rows, now_ms=DRAFT):
+    clock, ledger = VirtualClock(now_ms), ListLedger(rows)
+    keeper = Bookkeeper(ledger, clock)
+    keeper.prices.take(book("2.00"), "file", "prices.yaml", "", at("2026-11-01"))
+    return ledger, keeper, clock
+
+
+def credit(amount, team="vision", month="2026-11"):
+    return NewAdjustment(month=month, team=team, amount=Decimal(amount), reason="an outage", approved_by="bo")
+
+
+def told(keeper, month=NOV, since=None):
+    return {(one.cause, one.team): one.amount for one in keeper.changed(month, since).changes}
+
+
+def test_each_cause_has_its_part():
+    ledger, keeper, clock = keeper_of(held("2026-11-08", "2026-11-09", team="nlp"))
+    draft = keeper.draft(NOV, "ada", "sent to the teams")
+    assert (draft.amounts.until_ms, draft.amounts.charged) == (at("2026-11-10T12:00"), {"nlp": Decimal("48.00")})
+    clock.advance_to(at("2026-11-11"))
+    ledger.add(held("2026-11-07", "2026-11-07T10:00", team="vision"))  # late
+    ledger.add(held("2026-11-10T12:00", "2026-11-10T15:00", team="vision"))  # since
+    keeper.prices.take(book("3.00"), "put", "ada", "a new contract", clock.wall_ms())
+    keeper.credits.adjust(credit("-5"), "ada")
+    found = keeper.changed(NOV)
+    assert found.draft == draft
+    assert {(one.cause, one.team): (one.amount, one.reason) for one in found.changes} == {
+        ("late records", "vision"): (Decimal("20.00"), ""),
+        ("use since then", "vision"): (Decimal("6.00"), ""),
+        ("prices", "vision"): (Decimal("13.00"), "a new contract"),
+        ("prices", "nlp"): (Decimal("24.00"), "a new contract"),
+        ("credit or charge", "vision"): (Decimal(-5), "an outage"),
+    }
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("rows"), st.integers(0, 10 * 24), st.integers(1, 30), st.sampled_from(["vision", "nlp"])),
+        st.tuples(st.just("price"), st.sampled_from(["1.37", "2.00", "9.99"])),
+        st.tuples(st.just("credit"), st.sampled_from(["-5", "0.07"]), st.sampled_from(["vision", "nlp"])),
+        st.tuples(st.just("wait"), st.integers(1, 100)),
+        st.tuples(st.just("draft")),
+    ),
+    max_size=8,
+)
+
+
+@given(before=EVENTS, since=EVENTS)
+@settings(max_examples=examples(200, 25), deadline=None)
+def test_the_changes_of_a_team_add_up_to_the_difference(before, since):
+    ledger, keeper, clock = keeper_of(held("2026-11-08", "2026-11-09", team="nlp"))
+    number = 0
+
+    def happen(events):
+        nonlocal number
+        for name, *values in events:
+            number += 1
+            if name == "rows":
+                start = at("2026-11-01") + values[0] * HOUR_MS
+                ledger.add(held(start, start + values[1] * HOUR_MS // 7, team=values[2], gpu=f"GPU-{number}"))
+            elif name == "price":
+                keeper.prices.take(book(values[0]), "put", "ada", "", clock.wall_ms())
+            elif name == "credit":
+                amount = Decimal(values[0]) * number
+                keeper.credits.adjust(credit(amount, values[1]), "ada")
+            elif name == "wait":
+                clock.advance(values[0] * HOUR_MS // 5)
+            else:
+                keeper.draft(NOV, "ada")
+
+    happen(before)
+    draft, booked = keeper.draft(NOV, "ada"), keeper.month(NOV).adjustments
+    clock.advance(1)
+    happen([event for event in since if event[0] != "draft"])
+    now, found = keeper.month(NOV).due, keeper.changed(NOV, draft.at_ms)
+    assert found.draft == draft
+    for team in ("vision", "nlp"):
+        then = [draft.amounts.charged.get(team, Decimal(0)), *(one.amount for one in booked if one.team == team)]
+        since_then = [one.amount for one in found.changes if one.team == team]
+        assert exact_sum([*then, *since_then]) == now.get(team, 0)
+
+
+def test_without_a_draft_only_acts_and_prices_are_known():
+    ledger, keeper, clock = keeper_of(held("2026-11-08", "2026-11-09", team="nlp"))
+    before = clock.wall_ms()
+    clock.advance(HOUR_MS)
+    ledger.add(held("2026-11-07", "2026-11-07T10:00", team="vision"))
+    keeper.credits.adjust(credit("-5"), "ada")
+    keeper.prices.take(book("3.00"), "put", "ada", "", clock.wall_ms())
+    found = keeper.changed(NOV, before)
+    assert (found.draft, found.since_ms) == (None, before)
+    assert told(keeper, since=before) == {
+        ("credit or charge", "vision"): Decimal(-5), ("prices", "nlp"): Decimal("24.00"),
+        ("prices", "vision"): Decimal("10.00"),
+    }  # fmt: skip
+
+
+def test_the_newest_draft_at_the_instant_or_before_counts():
+    _, keeper, clock = keeper_of(held("2026-11-08", "2026-11-20", team="nlp"))
+    first = keeper.draft(NOV, "ada")
+    clock.advance(24 * HOUR_MS)
+    second = keeper.draft(NOV, "ada")
+    assert keeper.changed(NOV).draft == second
+    assert keeper.changed(NOV, second.at_ms - 1).draft == first
+    assert keeper.changed(NOV, first.at_ms - 1).draft is None
+    assert keeper.drafts(NOV) == [first, second]
+    assert keeper.drafts(OCT) == []
+
+
+def test_prices_in_another_currency_have_no_difference():
+    _, keeper, clock = keeper_of(held("2026-11-08", "2026-11-09", team="nlp"))
+    keeper.draft(NOV, "ada")
+    clock.advance(HOUR_MS)
+    keeper.prices.take(book("3.00", "EUR"), "put", "ada", "", clock.wall_ms())
+    assert told(keeper) == {("prices", "nlp"): None}
+
+
+def test_a_month_that_was_closed_since_is_compared_with_what_it_states():
+    ledger, keeper, clock = keeper_of(held("2026-11-08", "2026-11-09", team="nlp"))
+    keeper.draft(NOV, "ada")
+    ledger.add(held("2026-11-10T11:00", "2026-11-10T16:00", team="vision"))
+    clock.advance_to(at("2026-12-20"))
+    keeper.close(NOV, "ada", "a test", ["coverage"])
+    ledger.add(held("2026-11-07", "2026-11-07T10:00", team="vision"))  # waits for a decision
+    assert told(keeper) == {("records", "vision"): Decimal("10.00")}
+    with pytest.raises(CannotClose):
+        keeper.draft(NOV, "ada")
+
+
+def test_a_month_that_has_not_begun_has_no_draft():
+    _, keeper, _ = keeper_of(now_ms=at("2026-11-01T00:10"))
+    with pytest.raises(CannotClose):
+        keeper.draft(NOV, "ada")
