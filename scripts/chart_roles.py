@@ -11,19 +11,13 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
-from gputally.base.plugins import OURS, plugins
-from gputally.kubernetes.scheduler_plugins import SEAM, Rights, SchedulerPlugin
+from gputally.kubernetes.scheduler_plugins import Rights, SchedulerPlugin
 
 PROGRAMS: Final = ("accountant", "fairshare")
 _NAMES: Final = "schedulerConfigMaps"
 _HEAD: Final = """\
 {{/* Rights for the objects of schedulers. Written by `make reference` from the manifests in fairshare/schedulers. */}}
 """
-
-
-def ours() -> tuple[SchedulerPlugin, ...]:
-    """Return the manifests of this package's schedulers."""
-    return tuple(one.manifest for one in plugins(SEAM, SchedulerPlugin) if one.package == OURS and one.manifest)
 
 
 def template(schedulers: Sequence[SchedulerPlugin]) -> str:

@@ -44,6 +44,7 @@ from agent.metrics.metric_families import Operations
 from gputally.__main__ import COMMANDS
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
+from gputally.kubernetes.scheduler_plugins import own_schedulers
 from gputally.shell_completion import all_commands
 from scripts import chart_roles, condition_tables, contracts
 from scripts.contracts import Family, Node, default_value, value_of
@@ -595,8 +596,8 @@ def committed() -> dict[Path, str]:
         contracts.FOLDER / "lake.txt": contracts.lake(TABLES),
         SIZING_PAGE: sizing_page(SIZING_PAGE.read_text(encoding="utf-8")),
         CONDITIONS_PAGE: condition_tables.page(CONDITIONS_PAGE.read_text("utf-8"), condition_tables.reasons()),
-        SCHEDULER_RIGHTS: chart_roles.template(chart_roles.ours()),
-        VALUES: chart_roles.values(VALUES.read_text(encoding="utf-8"), chart_roles.ours()),
+        SCHEDULER_RIGHTS: chart_roles.template(own_schedulers()),
+        VALUES: chart_roles.values(VALUES.read_text(encoding="utf-8"), own_schedulers()),
     }
 
 

@@ -52,7 +52,6 @@ from accountant.api import query_parameters
 from accountant.api.query_parameters import bounded
 from accountant.core.settings import KaiUsage, Limits
 from accountant.core.window_decay import age_weight
-from accountant.inventory.node_facts_and_downtime import SHARD
 from accountant.ledger.protocols import Ledger
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import Policy, QueuePolicy, UsageWindow, WindowSpec
@@ -60,6 +59,7 @@ from gputally.base.called_off import CalledOff
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
 from gputally.base.units import MS_PER_SECOND, US_PER_MS
+from gputally.kubernetes.pod_queue_labels import shard_labels
 from gputally.server.request_handling import read_body
 from gputally.server.turns import GONE, Busy, TurnLimits, Turns
 
@@ -364,7 +364,8 @@ class KaiUsageSource:
             )
         nodes = (node for node in status.nodes if cluster in (None, node.cluster))
         if shard is not None and all(node.shard != shard for node in nodes):
-            raise QueryRefused(404, "not_found", f"no node belongs to shard {shard[:200]!r} (label {SHARD})")
+            labels = ", ".join(shard_labels())
+            raise QueryRefused(404, "not_found", f"no node belongs to shard {shard[:200]!r} (label {labels})")
         cached = self._read(question, at_ms, shard, cluster)
         self._metrics.age.set(cached.age_s)
         if cached.state == "stale":

@@ -18,19 +18,17 @@ from msgspec import structs
 from accountant.inventory import node_facts_and_downtime
 from accountant.inventory.node_facts_and_downtime import CORDONED, NOT_READY, NodeObservation
 from accountant.inventory.pod_facts import (
-    Link,
     NodeObject,
     PodObject,
     PodSighting,
-    Queuing,
     as_placed,
     complete,
     is_gpu_resource,
-    links,
     milliseconds,
     pod_sighting,
 )
 from accountant.inventory.pod_owners import Chain, Owners
+from accountant.inventory.pod_queues import Link, Queuing, links
 from accountant.ledger.protocols import EPOCH_KEY, EpochReport, Facts, JobKey, NamespaceFacts, NodeFacts, annotated
 from accountant.ledger.team_assignment import namespace_facts
 from agent.wire import PodFacts

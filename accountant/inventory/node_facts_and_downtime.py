@@ -22,15 +22,14 @@ from accountant.core.periods import zone
 from accountant.ledger.protocols import Down, NodeFacts
 from gputally.base.gpu_model_names import gpu_model_of_node
 from gputally.base.units import MS_PER_SECOND
+from gputally.kubernetes.pod_queue_labels import shard_labels
 
 CapacityType = Literal["on-demand", "spot", "reserved", "on-prem", ""]
 
-SHARD = "kai.scheduler/node-pool"
-"""The label by which KAI assigns nodes to its scheduling shards."""
 POOL = (
     "gputally.dev/pool", "cloud.google.com/gke-nodepool", "eks.amazonaws.com/nodegroup", "karpenter.sh/nodepool",
     "karpenter.sh/provisioner-name", "alpha.eksctl.io/nodegroup-name", "kubernetes.azure.com/agentpool", "agentpool",
-    "doks.digitalocean.com/node-pool", SHARD,
+    "doks.digitalocean.com/node-pool",
 )  # fmt: skip
 REGION = ("topology.kubernetes.io/region", "failure-domain.beta.kubernetes.io/region")
 ZONE = ("topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone")
@@ -84,12 +83,12 @@ def described(cluster: str, name: str, labels: Mapping[str, str]) -> NodeFacts:
     return NodeFacts(
         cluster=cluster,
         name=name,
-        pool=_first(labels, POOL),
+        pool=_first(labels, (*POOL, *shard_labels())),
         region=_first(labels, REGION),
         zone=_first(labels, ZONE),
         capacity_type=capacity_type(labels),
         instance_type=_first(labels, INSTANCE_TYPE),
-        shard=labels.get(SHARD, ""),
+        shard=_first(labels, shard_labels()),
         gpu_model=gpu_model_of_node(labels),
     )
 

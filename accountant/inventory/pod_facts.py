@@ -1,5 +1,4 @@
-"""Derives a pod's facts (job name, requests and scheduler queue), watches the objects that determine queues, and merges
-observations of one pod.
+"""Derives a pod's facts (job name, requests and scheduler queue), and merges observations of one pod.
 
 Answers of the API server are decoded once into the structs below; fields that are not needed are skipped.
 
@@ -7,24 +6,15 @@ The chain of owners is followed for any kind of owner, so that the pods of an un
 the chain is incomplete (a node's agent sees only the nearest owner), labels that well-known controllers put on their
 pods complete it.
 
-A pod need not have a queue label. Some schedulers store the queue in the PodGroup by which they place pods, so for pods
-of the same scheduler the PodGroup takes precedence over labels (see `gputally.kubernetes.pod_queue_labels`). Queue
-objects of KAI and Volcano are not watched, because references use their names.
-
-A LocalQueue of Kueue belongs to a ClusterQueue, and a policy may name either. The ClusterQueue is therefore appended
-after an `@`: `kueue:NAMESPACE/NAME@CLUSTERQUEUE` (see `team_assignment`). The Workload of the pod's owner says which
-ClusterQueue admitted it. The cohorts of the ClusterQueue follow, nearest first, each after a `^`. Kinds that the
-cluster does not serve are skipped and tried again later.
-
 A scheduler reads a pod's queue once, when it places the pod, while the pod's owner can change labels at any time. The
 earliest observation of a placed pod therefore fixes its queue, and a later label cannot move booked time to another
-queue. Before the placement the newest observation counts. Changes by an administrator still count: the ClusterQueue and
-the cohorts of a Kueue queue."""
+queue. Before the placement the newest observation counts. Changes by an administrator still count: what is above the
+queue (`pod_queues`)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -38,8 +28,7 @@ from accountant.ledger.team_assignment import USER_KEY
 from agent.wire import Owner, PodFacts
 from gputally.base.quantities import container_memory_mib
 from gputally.base.units import MS_PER_HOUR, MS_PER_SECOND
-from gputally.kubernetes.list_watch import Metadata, Reflector, _Object
-from gputally.kubernetes.objects import Api
+from gputally.kubernetes.list_watch import Metadata, _Object
 from gputally.kubernetes.pod_queue_labels import (
     groups_with_queue,
     queue_annotation_keys,
@@ -130,42 +119,6 @@ class PodObject(_Object, frozen=True):
     metadata: Metadata
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
-
-
-class QueueSpec(_Object, frozen=True):
-    """The fields of all specs that name a queue.
-
-    queue: of an object that stands for a gang.
-    queue_name: of Kueue's Workload.
-    cluster_queue: of Kueue's LocalQueue.
-    cohort_name, cohort: of Kueue's ClusterQueue (`cohort` in v1beta1).
-    parent_name: of Kueue's Cohort."""
-
-    queue: str = ""
-    queue_name: str = ""
-    cluster_queue: str = ""
-    cohort_name: str = ""
-    cohort: str = ""
-    parent_name: str = ""
-
-
-class Admission(_Object, frozen=True):
-    cluster_queue: str = ""
-
-
-class QueueStatus(_Object, frozen=True):
-    """The status of a queue object. admission: of Kueue's Workload, None until it is admitted."""
-
-    admission: Admission | None = None
-
-
-class QueueObject(_Object, frozen=True):
-    """A PodGroup of a scheduler, or a Workload, LocalQueue, ClusterQueue or Cohort of Kueue. A cohort that only
-    ClusterQueues name has no object."""
-
-    metadata: Metadata
-    spec: QueueSpec = QueueSpec()
-    status: QueueStatus = QueueStatus()
 
 
 def milliseconds(at: datetime | None) -> int | None:
@@ -271,7 +224,6 @@ _ENDED = frozenset({"Succeeded", "Failed"})
 _LONGEST_USER = 253
 _LONGEST_EPOCH = 64
 _EPOCH_FIELD = f'"f:{EPOCH_KEY}"'.encode()
-_KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 @cache
@@ -400,151 +352,6 @@ def _requested(container: Container) -> dict[str, int]:
         for name, count in requested.items()
         if is_gpu_resource(name) and count.isdigit()
     }
-
-
-Link = tuple[str, str, str]
-"""Identifies an object linked to a pod: ("group" | "local", namespace, name), or ("owner", namespace, uid). For objects
-above a LocalQueue: ("cluster-queue" | "cohort", "", name)."""
-LOCAL_QUEUES = ("/apis/kueue.x-k8s.io/v1beta2/localqueues", "/apis/kueue.x-k8s.io/v1beta1/localqueues")
-WORKLOADS = ("/apis/kueue.x-k8s.io/v1beta2/workloads", "/apis/kueue.x-k8s.io/v1beta1/workloads")
-CLUSTER_QUEUES = ("/apis/kueue.x-k8s.io/v1beta2/clusterqueues", "/apis/kueue.x-k8s.io/v1beta1/clusterqueues")
-COHORTS = ("/apis/kueue.x-k8s.io/v1beta2/cohorts", "/apis/kueue.x-k8s.io/v1beta1/cohorts")
-
-
-@dataclass(frozen=True, slots=True)
-class LinkedQueue:
-    """The queue in one linked object. cluster_queue: Kueue's, "" if the object does not name it."""
-
-    link: Link
-    queue: str
-    cluster_queue: str = ""
-
-
-class Queuing:
-    """Watches the objects that determine queues. Not thread-safe except for `reflectors`, each of which belongs to one
-    thread.
-
-    changed: called with the link of every object that changed."""
-
-    def __init__(self, api: Api, changed: Callable[[Link], None], now_ms: Callable[[], int]) -> None:
-        self._changed = changed
-        self._now_ms = now_ms
-        self._last: dict[str, LinkedQueue] = {}
-        self._groups: tuple[tuple[str, dict[Link, LinkedQueue]], ...] = tuple(
-            (each.label, {}) for each in groups_with_queue()
-        )
-        """The objects of each scheduler that name the queues of gangs, with a label that names a queue."""
-        self._local: dict[Link, LinkedQueue] = {}
-        self._work: dict[Link, LinkedQueue] = {}
-        self._leading: dict[Link, LinkedQueue] = {}
-        self._cohort: dict[Link, LinkedQueue] = {}
-        self.reflectors = (
-            *(
-                self._reflector(api, each.paths, _group, into)
-                for each, (_, into) in zip(groups_with_queue(), self._groups, strict=True)
-            ),
-            self._reflector(api, LOCAL_QUEUES, _local, self._local),
-            self._reflector(api, WORKLOADS, _workload, self._work),
-            self._reflector(api, CLUSTER_QUEUES, _cluster_queue, self._leading),
-            self._reflector(api, COHORTS, _cohort, self._cohort),
-        )
-
-    def ref(self, pod: PodSighting, chain: Chain, found: str) -> str:
-        """The queue of a pod. found: by its labels alone, as in agent.wire.PodFacts."""
-        marks, space = dict(pod.marks), pod.facts.namespace
-        for label, groups in self._groups:
-            for key in group_keys():
-                group = groups.get(("group", space, marks.get(key, "")))
-                ref = queue_ref(space, pod.scheduler, {label: group.queue}) if group else ""
-                if ref:
-                    return ref
-        works = [self._work[link] for owner in chain.owners if (link := ("owner", space, owner.uid)) in self._work]
-        if not found and works and works[0].queue:
-            found = f"kueue:{space}/{works[0].queue}"
-        if not found.startswith("kueue:"):
-            return found
-        local = self._local.get(("local", space, found.removeprefix(f"kueue:{space}/")))
-        leads = next((linked.cluster_queue for linked in (*works, local) if linked and linked.cluster_queue), "")
-        return "^".join((f"{found}@{leads}", *self._cohorts(leads))) if leads else found
-
-    def _cohorts(self, cluster_queue: str) -> list[str]:
-        """The cohorts of a ClusterQueue, nearest first. A cycle, with which Kueue admits nothing, is followed once."""
-        cohorts: list[str] = []
-        above = self._leading.get(("cluster-queue", "", cluster_queue))
-        while above is not None and above.queue and above.queue not in cohorts:
-            cohorts.append(above.queue)
-            above = self._cohort.get(("cohort", "", above.queue))
-        return cohorts
-
-    def _report_change(self, link: Link) -> None:
-        """Reports the change of an object: for the pods that name it, or for all whose ClusterQueue is below it."""
-        kind, _, name = link
-        if kind not in ("cluster-queue", "cohort"):
-            self._changed(link)
-            return
-        for linked in [*self._local.values(), *self._work.values()]:
-            above = self._cohorts(linked.cluster_queue) if kind == "cohort" else [linked.cluster_queue]
-            if name in above:
-                self._changed(linked.link)
-
-    def _reflector(
-        self,
-        api: Api,
-        paths: tuple[str, ...],
-        keep: Callable[[QueueObject], LinkedQueue | None],
-        into: dict[Link, LinkedQueue],
-    ) -> Reflector[QueueObject, LinkedQueue]:
-        def changed(uid: str, linked: LinkedQueue | None) -> None:
-            before = self._last.pop(uid, None)
-            if linked is None:
-                if before is not None and into.get(before.link) == before:
-                    del into[before.link]
-                return  # the queue of a pod that ended does not change any more
-            self._last[uid] = into[linked.link] = linked
-            self._report_change(linked.link)
-
-        return Reflector(
-            api, paths[0], QueueObject, keep, changed, others=paths[1:], optional=True, now_ms=self._now_ms
-        )
-
-
-def links(pod: PodSighting) -> set[Link]:
-    """The objects that may name the pod's queue, as far as the pod names them."""
-    marks, space = dict(pod.marks), pod.facts.namespace
-    found: set[Link] = {("group", space, marks[key]) for key in group_keys() if key in marks}
-    if _KUEUE_QUEUE in marks:
-        found.add(("local", space, marks[_KUEUE_QUEUE]))
-    if pod.owner is not None:
-        found.add(("owner", space, pod.owner.uid))
-    return found
-
-
-def _group(group: QueueObject) -> LinkedQueue | None:
-    meta = group.metadata
-    return LinkedQueue(("group", meta.namespace, meta.name), group.spec.queue) if group.spec.queue else None
-
-
-def _local(queue: QueueObject) -> LinkedQueue | None:
-    meta = queue.metadata
-    cluster_queue = queue.spec.cluster_queue
-    return LinkedQueue(("local", meta.namespace, meta.name), meta.name, cluster_queue) if cluster_queue else None
-
-
-def _cluster_queue(queue: QueueObject) -> LinkedQueue:
-    return LinkedQueue(("cluster-queue", "", queue.metadata.name), queue.spec.cohort_name or queue.spec.cohort)
-
-
-def _cohort(cohort: QueueObject) -> LinkedQueue:
-    return LinkedQueue(("cohort", "", cohort.metadata.name), cohort.spec.parent_name)
-
-
-def _workload(work: QueueObject) -> LinkedQueue | None:
-    owner = next(iter(work.metadata.owner_references or ()), None)
-    if owner is None:
-        return None
-    admitted = work.status.admission.cluster_queue if work.status.admission is not None else ""
-    # A pod's owner may write any uid as its owner's, so a Workload counts only for pods of its own namespace.
-    return LinkedQueue(("owner", work.metadata.namespace, owner.uid), work.spec.queue_name, admitted)
 
 
 LATE_MS = MS_PER_HOUR

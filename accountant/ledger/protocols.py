@@ -200,7 +200,7 @@ class NodeFacts:
     since_ms: int | None = None
     """The instant from which the labels are valid; None: the instant at which they are first read."""
     shard: str = ""
-    """The scheduling shard of the node (KAI's label kai.scheduler/node-pool); "" if the node is in no shard."""
+    """The part of the cluster that its scheduler divides alone, by a label of the node; "" if the node is in none."""
     provider_id: str = ""
     """The cloud provider's name of the machine (`spec.providerID` of the Node); "" if unknown."""
     uid: str = ""

@@ -18,11 +18,10 @@ from accountant.ledger.protocols import NamespaceFacts
 from accountant.wire.policy_models import UNASSIGNED, PolicyVersion, QueuePolicy
 from agent.wire import PodFacts
 from gputally.base.units import MS_PER_HOUR
+from gputally.kubernetes.pod_queue_labels import refs_of_levels
 
 OWN_SCHEME = "policy:"
 """Prefix of a queue_ref that names a queue of the policy itself."""
-
-_KUEUE, _COHORT = "kueue:", "kueue-cohort:"
 
 
 class Assignment:
@@ -51,15 +50,11 @@ class Assignment:
         return tuple(sorted((q.name, q.parent or "", q.team or "", q.refs) for q in self.queues.values()))
 
     def queue(self, queue_ref: str) -> str:
-        """The queue of a queue_ref; UNASSIGNED if no queue has it. For
-        `kueue:NAMESPACE/NAME@CLUSTERQUEUE^COHORT^PARENT` the queue of the LocalQueue is taken if there is one,
-        otherwise that of the ClusterQueue, otherwise that of the nearest cohort that has one."""
+        """The queue of a queue_ref; UNASSIGNED if no queue has it. Of its levels the nearest counts."""
         found = self._owner.get(queue_ref)
-        if found is None and queue_ref.startswith(_KUEUE) and "@" in queue_ref:
-            local, _, leads = queue_ref.partition("@")
-            cluster_queue, *cohorts = leads.split("^")
-            names = (local, _KUEUE + cluster_queue, *(_COHORT + cohort for cohort in cohorts))
-            found = next((owner for name in names if (owner := self._owner.get(name)) is not None), None)
+        if found is None and "@" in queue_ref:
+            refs = refs_of_levels(queue_ref)
+            found = next((owner for ref in refs if (owner := self._owner.get(ref)) is not None), None)
         return found or UNASSIGNED
 
     def team(self, queue: str, space: NamespaceFacts | None, labels: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ The models only define what can be written. `fairshare.schedulers` writes weight
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from math import fsum, isclose
 from operator import itemgetter
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import (
     AwareDatetime,
@@ -26,147 +27,44 @@ from pydantic import (
     Field,
     JsonValue,
     ModelWrapValidatorHandler,
+    create_model,
     model_validator,
 )
 
-from accountant.wire.option_types import MOST, ChoiceTexts, is_empty
+from accountant.wire.option_types import MOST, is_empty
+from accountant.wire.scheduler_sections import Mode, ModesOfTargets, Section, TargetSections
 from gputally.base.gpu_model_names import GpuModel, parse_gpu_model
-from gputally.server.config_loading import Duration, Model, bare_off, parse_seconds
-
-Apply = Literal["dry-run", "enforce"]
-"""dry-run: send requests to the API server as dry runs, which change nothing."""
+from gputally.kubernetes.scheduler_plugins import own_schedulers
+from gputally.server.config_loading import Duration, Model, parse_seconds
 
 
-class KaiTarget(Model):
-    """How shares reach KAI.
-
-    mode: with `usage`, KAI counts history by the same rule itself and reads exact usage from the accountant; weights
-        are changed only during a turn. With `weight`, the controller publishes `overQuotaWeight`, and the shard's
-        kValue must be 0, since history would count twice otherwise. With `off`, nothing is changed.
-    endpoint: URL at which KAI should query usage. In mode `usage` it is compared with the `connectionString` of KAI's
-        shards."""
-
-    model_config = ConfigDict(title="KAI")
-
-    mode: Annotated[
-        Literal["weight", "usage", "off"], BeforeValidator(bare_off), ChoiceTexts({"usage": "KAI reads usage"})
-    ] = "weight"
-    apply: Apply = "dry-run"
-    endpoint: str | None = Field(
-        default=None, pattern="^https?://[^/]+", max_length=500, title="KAI reads usage at",
-        description="an address; for the mode usage",
-    )  # fmt: skip
+def _model(place: str) -> type[Section]:
+    module, _, name = place.partition(":")
+    found: type[Section] = getattr(importlib.import_module(module), name)
+    return found
 
 
-class KueueTarget(Model):
-    """How shares reach Kueue.
+_OWN: Final = {one.section: _model(one.settings) for one in own_schedulers() if one.settings}
+_STOPPED: Final = [one.section for one in own_schedulers() if one.settings and one.workloads]
 
-    mode: with `weight`, the controller publishes `fairSharing.weight`.
-    config: namespace/name of the ConfigMap with Kueue's configuration, which shows whether Kueue uses weights."""
-
-    model_config = ConfigDict(title="Kueue")
-
-    mode: Annotated[Literal["weight", "off"], BeforeValidator(bare_off)] = "weight"
-    apply: Apply = "dry-run"
-    config: str = Field(
-        default="kueue-system/kueue-manager-config", pattern="^[^/]+/[^/]+$", title="Kueue's configuration",
-        description="namespace/name",
-    )  # fmt: skip
-
-
-class VolcanoTarget(Model):
-    """How shares reach Volcano.
-
-    mode: the field that Volcano's active plugin reads: `weight` with the plugin proportion, `deserved` with capacity,
-        `hierarchy` with drf and its option hierarchy.
-    config: namespace/name of the scheduler's ConfigMap, which shows the active plugin."""
-
-    model_config = ConfigDict(title="Volcano")
-
-    mode: Annotated[
-        Literal["weight", "deserved", "hierarchy", "off"],
-        BeforeValidator(bare_off),
-        ChoiceTexts({"deserved": "for its plugin capacity", "hierarchy": "for its plugin drf"}),
-    ] = "weight"
-    apply: Apply = "dry-run"
-    config: str = Field(
-        default="volcano-system/volcano-scheduler-configmap", pattern="^[^/]+/[^/]+$", title="Volcano's configuration",
-        description="namespace/name",
-    )  # fmt: skip
-
-
-class KubeSchedulerTarget(Model):
-    """How shares reach kube-scheduler.
-
-    mode: with `extender`, the shares of queues with `policy:` refs take effect through the scheduler extender. With
-        `off`, these queues are ignored."""
-
-    model_config = ConfigDict(title="kube-scheduler")
-
-    mode: Annotated[
-        Literal["extender", "off"],
-        BeforeValidator(bare_off),
-        ChoiceTexts({"extender": "the scheduler asks gputally's extender"}),
-    ] = "extender"
-
-
-class RunaiTarget(Model):
-    """How shares reach Run:ai. mode weight: publish `overQuotaWeight` of projects and departments through Run:ai's API.
-
-    url: its control plane.
-    node_pool: the node pool of refs that name none.
-    cluster: Run:ai's id of the cluster; None: it has only one."""
-
-    model_config = ConfigDict(title="Run:ai")
-
-    mode: Annotated[Literal["weight", "off"], BeforeValidator(bare_off)] = "weight"
-    apply: Apply = "dry-run"
-    url: str | None = Field(
-        default=None, pattern="^https?://[^/]+", max_length=500, title="Run:ai at", description="https://…"
+if TYPE_CHECKING:
+    Targets = TargetSections
+    PreemptionModes = ModesOfTargets
+else:
+    Targets = create_model(
+        "Targets",
+        __base__=TargetSections,
+        __doc__=TargetSections.__doc__,
+        __module__=__name__,
+        **{name: (model, model()) for name, model in _OWN.items()},
     )
-    node_pool: str = Field(default="default", min_length=1, max_length=253, title="Run:ai's node pool")
-    cluster: str | None = Field(
-        default=None, max_length=100, title="Run:ai's cluster", description="the id; needed if there are several"
+    PreemptionModes = create_model(
+        "PreemptionModes",
+        __base__=ModesOfTargets,
+        __doc__=ModesOfTargets.__doc__,
+        __module__=__name__,
+        **dict.fromkeys(_STOPPED, (Mode | None, None)),
     )
-
-
-class SchedulerTarget(Model):
-    """How shares reach a scheduler. The plug-in of a scheduler with further settings derives their model from this one.
-
-    mode: with `weight`, the controller publishes weights."""
-
-    mode: Annotated[Literal["weight", "off"], BeforeValidator(bare_off)] = "weight"
-    apply: Apply = "dry-run"
-
-
-class OtherTarget(SchedulerTarget):
-    """How shares reach a scheduler of another package. The controller checks the further keys."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-    __pydantic_extra__: dict[str, JsonValue] = Field(init=False)
-
-
-class Targets(Model):
-    """The schedulers to which weights are published. A target without refs in any queue is not changed, whatever its
-    mode. Further keys are names of schedulers of other packages, which the controller checks."""
-
-    kai: KaiTarget = KaiTarget()
-    kueue: KueueTarget = KueueTarget()
-    volcano: VolcanoTarget = VolcanoTarget()
-    kube_scheduler: KubeSchedulerTarget = KubeSchedulerTarget()
-    runai: RunaiTarget = RunaiTarget()
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-    __pydantic_extra__: dict[str, OtherTarget] = Field(init=False)
-
-    @property
-    def others(self) -> Mapping[str, OtherTarget]:
-        """The sections of schedulers of other packages."""
-        return self.__pydantic_extra__ or {}
-
-    def of(self, section: str) -> Any:
-        """The section of a scheduler; the default one if the policy has none."""
-        return getattr(self, section) if section in type(self).model_fields else self.others.get(section, OtherTarget())
 
 
 class PriorityClassPolicy(Model):
@@ -175,32 +73,6 @@ class PriorityClassPolicy(Model):
     name: str = Field(min_length=1, max_length=253)
     value: int = Field(ge=-2_147_483_648, le=1_000_000_000)
     preempts: bool = True
-
-
-Mode = Annotated[Literal["off", "dry-run", "enforce"], BeforeValidator(bare_off)]
-
-
-class PreemptionModes(Model):
-    """The mode of preemption for each target; None: as `PreemptionPolicy.mode`. Further keys are names of schedulers of
-    other packages."""
-
-    kai: Mode | None = None
-    kueue: Mode | None = None
-    volcano: Mode | None = None
-    kube_scheduler: Mode | None = None
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-    __pydantic_extra__: dict[str, Mode | None] = Field(init=False)
-
-    @property
-    def others(self) -> Mapping[str, Mode | None]:
-        """The modes of schedulers of other packages."""
-        return self.__pydantic_extra__ or {}
-
-    def of(self, section: str) -> Mode | None:
-        """The mode of a scheduler."""
-        own: Mode | None = getattr(self, section) if section in type(self).model_fields else None
-        return self.others.get(section, own)
 
 
 class SloPolicy(Model):
@@ -259,7 +131,7 @@ class PreemptionPolicy(Model):
     quota: whether queues within their deserved quota may preempt.
     over_share: whether queues below their fair share may preempt workloads of queues above theirs; never workloads of a
         higher priority.
-    saturation: KAI's multiplier (>= 1). A queue above its share takes GPUs only if its own held/share, times this,
+    saturation: a multiplier (>= 1). A queue above its share takes GPUs only if its own held/share, times this,
         stays below that of the queues it takes from.
     wait: how long a workload must be pending before it may preempt.
     min_runtime: protection after a start.
@@ -439,8 +311,7 @@ class QueuePolicy(Model):
     priority: higher values come first.
     turn: which gangs may need a turn. gang: those that are larger than any share of the queue. burst: those that do not
         fit beside what the queue holds, for a queue with constant work and bursts.
-    refs: the schedulers' names of the queue: `kai:vision`, `kueue:team` (a ClusterQueue), `kueue-cohort:dept`,
-        `kueue:namespace/local`, `volcano:team`, `policy:label`, `runai:project`, `runai-department:dept`."""
+    refs: the schedulers' names of the queue, each `PREFIX:NAME` with a prefix of its scheduler (docs/schedulers.md)."""
 
     name: str = Field(min_length=1, max_length=253)
     parent: str | None = None
@@ -558,8 +429,9 @@ class Policy(Model):
         if self.window.gpu_weights and self.measure in ("cost", "energy"):
             raise ValueError(f"window.gpu_weights are for GPU time, and this policy measures {self.measure}")
         _known_preemption(self.preemption, by_name)
-        _one_way_to_runai(self)
-        _one_cluster_for_kai(self)
+        for section in self.targets.sections():
+            for i, reason in section.faults(self):
+                raise PolicyError(i, "refs", reason)
         rooted: set[str] = set()
         for i, queue in enumerate(self.queues):
             seen = {queue.name: None}  # in order
@@ -670,40 +542,6 @@ def _no_contradiction(i: int, entry: QueuePolicy | Budget) -> None:
 
 def _gpus_text(quota: float) -> str:
     return "unlimited GPUs" if quota == UNLIMITED_QUOTA else f"{quota:g} GPUs"
-
-
-def _one_way_to_runai(policy: Policy) -> None:
-    """Raises PolicyError if history would reach Run:ai's scheduler twice, or if its URL is missing."""
-    if policy.targets.runai.mode == "off":
-        return
-    for i, queue in enumerate(policy.queues):
-        if not any(ref.partition(":")[0] in ("runai", "runai-department") for ref in queue.refs):
-            continue
-        if policy.targets.runai.url is None:
-            raise PolicyError(
-                i,
-                "refs",
-                f"queue {queue.name!r} has a ref of Run:ai: set the URL of its control plane in targets.runai.url",
-            )
-        if policy.targets.kai.mode != "off" and any(ref.startswith("kai:") for ref in queue.refs):
-            reason = (
-                f"queue {queue.name!r} has refs of kai and of runai, so its past usage would reach Run:ai's scheduler"
-                " twice: set targets.kai.mode to off, or set targets.runai.mode to off and targets.kai.mode to usage"
-            )
-            raise PolicyError(i, "refs", reason)
-
-
-def _one_cluster_for_kai(policy: Policy) -> None:
-    """Raises PolicyError if usage of other clusters should count in queues for which KAI reads the usage itself."""
-    if not policy.usage.clusters or policy.targets.kai.mode != "usage":
-        return
-    for i, queue in enumerate(policy.queues):
-        if any(ref.startswith("kai:") for ref in queue.refs):
-            reason = (
-                f"queue {queue.name!r} has a ref of kai, and in mode usage KAI reads the history of one cluster: set"
-                " targets.kai.mode: weight, or remove usage.clusters"
-            )
-            raise PolicyError(i, "refs", reason)
 
 
 def _known_preemption(rules: PreemptionPolicy, queues: Mapping[str, QueuePolicy]) -> None:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 from accountant.wire.option_types import MOST
-from accountant.wire.policy_models import Mode, Policy, QueuePolicy
+from accountant.wire.policy_models import Policy, QueuePolicy
+from accountant.wire.scheduler_sections import Mode
 from fairshare.core.gpu_models import policy_of_part
 from fairshare.core.queues_and_weights import UNLIMITED, PolicyTree
 from fairshare.core.scheduler_queue_objects import has_ref

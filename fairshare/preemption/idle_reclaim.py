@@ -26,7 +26,8 @@ from typing import Literal
 
 import msgspec
 
-from accountant.wire.policy_models import IdleExemptions, IdleReclaimPolicy, Mode, Policy
+from accountant.wire.policy_models import IdleExemptions, IdleReclaimPolicy, Policy
+from accountant.wire.scheduler_sections import Mode
 from accountant.wire.usage_cost_and_job_models import Accounts
 from fairshare.core.queues_and_weights import Gang, Pod
 from fairshare.core.scheduler_queue_objects import instant

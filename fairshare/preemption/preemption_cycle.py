@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Final, Literal, get_args
 
-from accountant.wire.policy_models import Decision, Mode, Policy
+from accountant.wire.policy_models import Decision, Policy
+from accountant.wire.scheduler_sections import Mode
 from fairshare.core.queues_and_weights import Condition
 from fairshare.core.scheduler_queue_objects import join_texts
 from fairshare.preemption.eviction import (

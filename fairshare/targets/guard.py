@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from accountant.wire.policy_models import OtherTarget, Policy, SchedulerTarget
+from accountant.wire.policy_models import Policy
+from accountant.wire.scheduler_sections import OtherTarget, SchedulerTarget
 from fairshare.core.queues_and_weights import Observation, Pod, TargetQueue, Value, Weight
 from fairshare.targets.weight_plan import MOST_WRITES, Adapter, Advice, Faults, ObjectQuery, Seen
 from gputally.base.background_tasks import error_summary

@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from math import isclose
 from typing import Any, Literal
 
-from accountant.wire.policy_models import OtherTarget, Policy, SchedulerTarget
+from accountant.wire.policy_models import Policy
+from accountant.wire.scheduler_sections import OtherTarget, SchedulerTarget
 from fairshare.core.gpu_demand import smallest_waiting
 from fairshare.core.gpu_models import OWN_DECISIONS
 from fairshare.core.queues_and_weights import Condition, ConditionReason, Observation, Pod, TargetQueue, Value, Weight

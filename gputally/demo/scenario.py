@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from accountant.wire.policy_models import Bounds, Budget, KaiTarget, Policy, QueuePolicy, Targets, WindowSpec
+from accountant.wire.policy_models import Bounds, Budget, Policy, QueuePolicy, Targets, WindowSpec
 from fairshare.core.queues_and_weights import QueueClaim
 from fairshare.simulator import job_traces
 from fairshare.simulator.job_traces import teams_of
@@ -63,7 +63,7 @@ def _policy(rows: Sequence[tuple[str, float, float]]) -> Policy:
         k=K,
         min_coverage=0.98,
         bounds=Bounds(min_multiplier=0.2, max_multiplier=4.0),
-        targets=Targets(kai=KaiTarget(mode="weight", apply="enforce")),
+        targets=Targets.model_validate({"kai": {"mode": "weight", "apply": "enforce"}}),
         queues=tuple(
             QueuePolicy(name=name, deserved=deserved, weight=weight, team=name, refs=(f"kai:{name}",))
             for name, deserved, weight in rows

@@ -142,7 +142,7 @@ def named_rights(policy: Policy) -> tuple[AccessRight, ...]:
 def extends(policy: Policy) -> bool:
     """Return whether shares of the policy take effect through the kube-scheduler's extender."""
     labelled = any(ref.startswith("policy:") for queue in policy.queues for ref in queue.refs)
-    return labelled and policy.targets.kube_scheduler.mode == "extender"
+    return labelled and policy.targets.of("kube_scheduler").mode == "extender"
 
 
 def needed_rights(

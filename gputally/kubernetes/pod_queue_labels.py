@@ -8,11 +8,17 @@ namespace can create one. The manifests of the schedulers say what the labels ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from gputally.kubernetes.scheduler_plugins import PodGangKeys, PodQueueLabels, SharedGpuKeys, schedulers
+from gputally.kubernetes.scheduler_plugins import (
+    PodGangKeys,
+    PodQueueLabels,
+    QueueLevels,
+    SharedGpuKeys,
+    schedulers,
+)
 
 _ACCOUNTS = PodQueueLabels(
     ("slinky.slurm.net/slurm-account", "slurmjob.slinky.slurm.net/account"), frozenset({"slurm-bridge-scheduler"})
@@ -105,10 +111,61 @@ def groups_with_queue() -> tuple[GroupsWithQueue, ...]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class LedQueues:
+    """The queues of a scheduler that other objects lead (`QueueLevels`).
+
+    keys: the labels with which pods name them.
+    queue_paths, …: of the lists of each kind, one for each supported version, the newest first."""
+
+    scheduler: str
+    keys: tuple[str, ...]
+    levels: QueueLevels
+    queue_paths: tuple[str, ...]
+    workload_paths: tuple[str, ...]
+    leading_paths: tuple[str, ...]
+    group_paths: tuple[str, ...]
+
+
+@cache
+def led_queues() -> tuple[LedQueues, ...]:
+    """Return the led queues of each scheduler that has any."""
+    found = []
+    for name, one in schedulers().items():
+        if one.levels is not None and one.pods is not None:
+            paths = {versions[0].kind: tuple(kind.path() for kind in versions) for versions in one.kinds}
+            found.append(LedQueues(name, one.pods.keys, one.levels, *(paths[level.kind] for level in one.levels.each)))
+    return tuple(found)
+
+
+def with_levels(ref: str, leading: str, groups: Sequence[str]) -> str:
+    """Return the reference to a pod's queue with what is above it: the queue that leads it after an `@`, then its
+    groups, nearest first, each after a `^`."""
+    return "^".join((f"{ref}@{leading}", *groups))
+
+
+def refs_of_levels(queue_ref: str) -> tuple[str, ...]:
+    """Return the references by which a policy may name a queue of `with_levels`, the nearest first; the reference
+    itself if it has no levels."""
+    ref, at, above = queue_ref.partition("@")
+    scheduler = ref.partition(":")[0]
+    plugin = schedulers().get(scheduler) if at else None
+    if plugin is None or plugin.levels is None:
+        return (queue_ref,)
+    leading, *groups = above.split("^")
+    return (ref, f"{scheduler}:{leading}", *(f"{plugin.levels.prefix}:{group}" for group in groups))
+
+
 @cache
 def gang_kinds() -> frozenset[str]:
     """Return the kinds of the objects that stand for gangs."""
     return frozenset(one.gangs.kind for one in schedulers().values() if one.gangs is not None)
+
+
+@cache
+def shard_labels() -> tuple[str, ...]:
+    """Return the labels of nodes by which schedulers divide a cluster."""
+    return tuple(one.shard_label for one in schedulers().values() if one.shard_label)
 
 
 @cache

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from gputally.base.plugins import plugins, usable
+from gputally.base.plugins import OURS, plugins, usable
 from gputally.kubernetes import objects
 from gputally.kubernetes.mig_parts import MigParts
 from gputally.kubernetes.objects import GPU, MIG, Kind, Object, gpus
@@ -81,6 +81,41 @@ class PodGangKeys:
         leaders: Any = self.leaders  # of another package
         if not isinstance(leaders, tuple) or not all(isinstance(one, tuple) and len(one) > 1 for one in leaders):
             raise ValueError(f"leaders are {str(leaders)[:80]}, not labels, each with its values")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLevel:
+    """Objects of one kind, one of the scheduler's own.
+
+    above: the fields that may name what is above, in the order in which they count, such as `spec.clusterQueue`.
+    queue: the field with the queue that pods name, if it is not the object itself."""
+
+    kind: str
+    above: tuple[str, ...]
+    queue: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLevels:
+    """What is above the queues that pods name, for a policy that names that instead. The accountant watches these
+    objects, so the manifest's `rights` allow it. References to the leading queues begin with the scheduler's name.
+
+    queues: the queues that pods name, in their own namespace. What is above is the queue of the cluster that leads it.
+    workloads: objects for the pods of their first owner, which name their queue, and what is above it once they are
+        admitted. This takes precedence over the queue's own.
+    leading: the queues of the cluster. What is above is a group.
+    groups: groups of queues and of groups. One that is only named has no object.
+    prefix: what references to groups begin with, one of the manifest's prefixes."""
+
+    queues: QueueLevel
+    workloads: QueueLevel
+    leading: QueueLevel
+    groups: QueueLevel
+    prefix: str
+
+    @property
+    def each(self) -> tuple[QueueLevel, QueueLevel, QueueLevel, QueueLevel]:
+        return self.queues, self.workloads, self.leading, self.groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +202,16 @@ class SchedulerPlugin:
     kinds: the kinds that the adapter and preemption read or write, each with the supported versions, the newest first.
         The first kind is that of the queues: the scheduler is installed if the API server serves it. Empty if the
         scheduler has no objects in the cluster. A kind is of one scheduler, and none of Kubernetes itself.
+    settings: where the model of its section of the policy is, as `module:Class`, for one of gputally's own schedulers,
+        whose sections the accountant checks too. That of another package is the adapter's (`Adapter.settings`).
     reaches: what it reads, writes and connects to, for the operator.
     page: the page about it.
     pods: how its pods name their queue; None if they do not.
     gangs: how its pods name their gang; None if they do not.
+    levels: what is above the queues that pods name; None if nothing is.
     shares: how its pods request parts of GPUs; None if they cannot.
+    shard_label: the label of nodes by which the scheduler divides a cluster into parts, each with its own usage; "": it
+        does not.
     own_queue: returns the queue that an object of the first kind defines; None if it is no queue of users.
     workloads: whether the adapter reads workloads, so that victims can be chosen among them.
     rights: the rights in the cluster that it needs."""
@@ -184,10 +224,13 @@ class SchedulerPlugin:
     page: str
     pods: PodQueueLabels | None = None
     gangs: PodGangKeys | None = None
+    levels: QueueLevels | None = None
     shares: SharedGpuKeys | None = None
+    shard_label: str = ""
     own_queue: Callable[[Object, MigParts], OwnQueue | None] = no_own_queue
     workloads: bool = True
     rights: tuple[Rights, ...] = ()
+    settings: str = ""
 
     def __post_init__(self) -> None:
         for word in (self.name, *self.prefixes):
@@ -203,6 +246,11 @@ class SchedulerPlugin:
         gangs: Any = self.gangs
         if isinstance(gangs, PodGangKeys) and gangs.kind not in self._kind_names:
             raise ValueError(f"the kind {gangs.kind!r} of gangs is none of the scheduler's own")
+        levels: Any = self.levels
+        for level in levels.each if isinstance(levels, QueueLevels) else ():
+            kind = getattr(level, "kind", None)
+            if kind not in self._kind_names:
+                raise ValueError(f"the kind {kind!r} of levels is none of the scheduler's own")
 
     @property
     def _kind_names(self) -> frozenset[str]:
@@ -236,6 +284,11 @@ def schedulers() -> Mapping[str, SchedulerPlugin]:
     if not found:
         _log.error("no scheduler is known, so pods have no queues: gputally is not installed as a package here")
     return found
+
+
+def own_schedulers() -> tuple[SchedulerPlugin, ...]:
+    """Return the manifests of this package's schedulers."""
+    return tuple(one.manifest for one in plugins(SEAM, SchedulerPlugin) if one.package == OURS and one.manifest)
 
 
 def left_out() -> Mapping[str, str]:

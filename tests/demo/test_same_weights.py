@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from accountant.wire.policy_models import Bounds, KaiTarget, Policy, QueuePolicy, Targets, WindowSpec
+from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, Targets, WindowSpec
 from agent.simulation.simulated_node import H100
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.simulator.simulated_controller import Feedback
@@ -39,7 +39,7 @@ def _policy() -> Policy:
     return Policy(
         window=WindowSpec(size=8 * 3600),
         bounds=Bounds(interval=1800),
-        targets=Targets(kai=KaiTarget(mode="weight", apply="enforce")),
+        targets=Targets.model_validate({"kai": {"mode": "weight", "apply": "enforce"}}),
         queues=tuple(
             QueuePolicy(name=team, weight=weight, deserved=2.0, team=team, refs=(f"kai:{team}",))
             for team, weight in zip(TEAMS, (1.0, 2.0, 3.0), strict=True)

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from accountant.inventory.pod_facts import PodObject, Queuing, pod_sighting
+from accountant.inventory.pod_facts import PodObject, pod_sighting
 from accountant.inventory.pod_owners import Chain
+from accountant.inventory.pod_queues import Queuing
 from accountant.wire.policy_models import Policy
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import TargetReport

@@ -13,25 +13,20 @@ PROGRAMS = ("agent", "accountant", "fairshare", "gputally")
 HISTORY = "accountant/histories/prometheus/"
 _CHARGES = "the lake's table of charges has the columns of the export"
 _INVOICE = "an invoice that is read, not a report that is written"
-_SECTION = "the scheduler's section of a policy, which the accountant stores"
-_QUEUES = "the queue of a pod that its PodGroup, Workload or owner names"
 _REFS = "the references to queues in the ledger"
 _OWNERS = "kinds that own pods"
 _CREDENTIALS = "the options that name its credentials"
 SCHEDULERS = {
     "kueue": {
         "accountant/billing/job_attempts.py": "names of gangs in decisions",
-        "accountant/inventory/pod_facts.py": _QUEUES,
-        "accountant/ledger/team_assignment.py": _REFS,
-        "accountant/wire/policy_models.py": _SECTION,
+        "accountant/inventory/pod_facts.py": _OWNERS,
         "agent/core/settings.py": "labels that are reported by default",
         "agent/wire.py": _REFS,
         "fairshare/core/admission_quota_tree.py": "the rules of lending among quotas, and their source",
         "fairshare/web/policy_form.py": "an example of a reference",
     },
     "volcano": {
-        "accountant/inventory/pod_facts.py": _QUEUES,
-        "accountant/wire/policy_models.py": _SECTION,
+        "accountant/inventory/pod_facts.py": _OWNERS,
         "agent/wire.py": _REFS,
         "gputally/doctor/rbac_checks.py": _OWNERS,
     },
@@ -39,7 +34,6 @@ SCHEDULERS = {
         "accountant/compat/kai_usage_api.py": "a label of its metrics: the seam of exports",
         "accountant/inventory/pod_facts.py": _OWNERS,
         "accountant/reports/savings_hints.py": _OWNERS,
-        "accountant/wire/policy_models.py": _SECTION,
         "fairshare/cli/command_options.py": _CREDENTIALS,
         "fairshare/composition.py": _CREDENTIALS,
         "fairshare/controller/weight_writer.py": "what to do about a weight that somebody sets in its pages",

@@ -18,7 +18,7 @@ from dataclasses import replace
 from math import fsum, inf, isfinite
 from typing import Any
 
-from accountant.wire.policy_models import KaiTarget, Policy, QueuePolicy, WindowSpec
+from accountant.wire.policy_models import Policy, QueuePolicy, WindowSpec
 from fairshare.core.gpu_demand import (
     CHECKPOINT,
     companions_by_gang,
@@ -56,6 +56,7 @@ from fairshare.core.scheduler_queue_objects import (
 from fairshare.schedulers.kai.conditions import REASONS
 from fairshare.schedulers.kai.kinds import CONFIG, POD_GROUP, QUEUE, SHARD
 from fairshare.schedulers.kai.policy_advice import advice
+from fairshare.schedulers.kai.section import KaiTarget
 from fairshare.targets.weight_plan import Adapter, Advice, ObjectQuery, Seen
 from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
@@ -134,7 +135,7 @@ class KaiAdapter(Adapter):
         return advice(policy)
 
     def publishes(self, policy: Policy) -> bool:
-        return policy.targets.kai.mode == "weight"
+        return KaiTarget.of(policy).mode == "weight"
 
     def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = (), parts: MigParts = NO_NODES) -> Observation:
         owner = owners(policy, PREFIX)
@@ -145,7 +146,7 @@ class KaiAdapter(Adapter):
             if queue.name in observation.queues:
                 differing += _differences(queue, found.found[queue.name], owner)
         shards = seen.get(SHARD, ())
-        endpoint, config = policy.targets.kai.endpoint, next(iter(seen.get(CONFIG, ())), None)
+        endpoint, config = KaiTarget.of(policy).endpoint, next(iter(seen.get(CONFIG, ())), None)
         history = (
             effective(shards) if self.publishes(policy) else usage_read(shards, endpoint, config, policy.max_staleness)
         )
@@ -430,7 +431,7 @@ def shard_advice(policy: Policy, endpoint: str) -> dict[str, Any]:
 
     A change of a shard restarts KAI's scheduler. The window and half-life are those of the policy; mode `weight` needs
     only `kValue: 0`."""
-    if policy.targets.kai.mode != "usage":
+    if KaiTarget.of(policy).mode != "usage":
         return {"kValue": 0}
     window = policy.window
     params: dict[str, Any] = {"windowSize": f"{window.size}s", "windowType": "sliding", "fetchInterval": "30s"}

@@ -25,6 +25,7 @@ SCHEDULER = SchedulerPlugin(
     name="kai",
     prefixes=("kai",),
     adapter="fairshare.schedulers.kai.adapter:KaiAdapter",
+    settings="fairshare.schedulers.kai.section:KaiTarget",
     kinds=((QUEUE,), (SHARD,), (POD_GROUP,), (CONFIG,)),
     reaches="reads Queues, PodGroups, SchedulingShards and Config; writes over-quota weights of Queues",
     page="docs/schedulers.md",
@@ -45,6 +46,7 @@ SCHEDULER = SchedulerPlugin(
         frozenset({"kai-resource-reservation", "runai-reservation"}),
         "runai-gpu-group",
     ),
+    shard_label="kai.scheduler/node-pool",
     own_queue=_own_queue,
     rights=(
         Rights("scheduling.run.ai", "queues", "list patch", "to read demand and write weights"),

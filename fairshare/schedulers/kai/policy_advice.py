@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from accountant.wire.policy_models import Policy
+from fairshare.schedulers.kai.section import KaiTarget
 from fairshare.targets.weight_plan import Advice
 
 
 def advice(policy: Policy) -> Iterator[Advice]:
     """Yield the warnings. History must count once."""
-    kai = policy.targets.kai
+    kai = KaiTarget.of(policy)
     if kai.mode == "usage":
         if policy.measure != "allocated" or policy.window.gpu_weights:
             text = "KAI's own history counts GPU time as it was held: for this measure set `targets.kai.mode: weight`"

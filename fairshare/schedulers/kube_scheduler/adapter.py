@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 
-from accountant.wire.policy_models import KubeSchedulerTarget, Policy
+from accountant.wire.policy_models import Policy
 from fairshare.core.gpu_demand import (
     LABELLED,
     OF_WORKLOAD,
@@ -24,6 +24,7 @@ from fairshare.core.gpu_demand import (
 from fairshare.core.queues_and_weights import Condition, Gang, Observation, Pod, Standing, TargetQueue, Value
 from fairshare.core.scheduler_queue_objects import owners, read_each
 from fairshare.schedulers.kube_scheduler.conditions import REASONS
+from fairshare.schedulers.kube_scheduler.section import KubeSchedulerTarget
 from fairshare.targets.weight_plan import Adapter, Mode, ObjectQuery, Seen
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 from gputally.kubernetes.objects import POD_GROUPS, Object, value_at
@@ -44,7 +45,7 @@ class KubeSchedulerAdapter(Adapter):
         return (ObjectQuery(POD_GROUPS),)
 
     def mode(self, policy: Policy) -> Mode:
-        return "off" if policy.targets.kube_scheduler.mode == "off" else "enforce"
+        return "off" if KubeSchedulerTarget.of(policy).mode == "off" else "enforce"
 
     def publishes(self, _policy: Policy) -> bool:
         return False

@@ -8,6 +8,7 @@ SCHEDULER = SchedulerPlugin(
     name="kube-scheduler",
     prefixes=("policy",),
     adapter="fairshare.schedulers.kube_scheduler.adapter:KubeSchedulerAdapter",
+    settings="fairshare.schedulers.kube_scheduler.section:KubeSchedulerTarget",
     kinds=(),
     reaches="reads labels of pods; writes no object; the scheduler asks the extender",
     page="docs/schedulers.md",

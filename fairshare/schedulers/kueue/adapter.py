@@ -42,7 +42,7 @@ from itertools import chain
 from math import fsum, inf
 from typing import Any
 
-from accountant.wire.policy_models import KueueTarget, Policy, QueuePolicy
+from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.core.admission_quota_tree import QuotaTree, total_quota
 from fairshare.core.gpu_demand import (
     CHECKPOINT,
@@ -81,6 +81,7 @@ from fairshare.core.scheduler_queue_objects import (
 )
 from fairshare.schedulers.kueue.conditions import REASONS
 from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, COHORTS, FLAVORS, KINDS, LOCAL_QUEUES, WORKLOADS
+from fairshare.schedulers.kueue.section import KueueTarget
 from fairshare.schedulers.kueue.stop import DeactivateWorkload, condition_of
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
 from gputally.base.units import MS_PER_SECOND
@@ -263,7 +264,7 @@ class KueueAdapter(Adapter):
     stop = DeactivateWorkload()
 
     def reads(self, policy: Policy) -> tuple[ObjectQuery, ...]:
-        namespace, _, name = policy.targets.kueue.config.partition("/")
+        namespace, _, name = KueueTarget.of(policy).config.partition("/")
         return (
             ObjectQuery(CLUSTER_QUEUES, required=True),
             ObjectQuery(COHORTS),
@@ -1143,7 +1144,7 @@ def _effective(
     queues: Mapping[str, Object],
 ) -> Condition:
     """Return the condition `Effective`: the worse of those of ClusterQueues and Cohorts, and of LocalQueues."""
-    where = policy.targets.kueue.config
+    where = KueueTarget.of(policy).config
     shared = {name: obj for name, obj in weighted.items() if obj["kind"] != "LocalQueue"}
     locals_ = [obj for _, obj in sorted(weighted.items()) if obj["kind"] == "LocalQueue"]
     conditions = [_admission_effective(configuration, locals_, queues, where)] if locals_ else []

@@ -41,11 +41,12 @@ from urllib.parse import quote
 
 import httpx2
 
-from accountant.wire.policy_models import Policy, RunaiTarget
+from accountant.wire.policy_models import Policy
 from fairshare.core import scheduler_queue_objects
 from fairshare.core.queues_and_weights import Condition, Issue, Observation, Pod, Standing, TargetQueue, Value
 from fairshare.core.scheduler_queue_objects import has_ref, match, owners, read_queues, target_queue
 from fairshare.schedulers.runai.conditions import REASONS
+from fairshare.schedulers.runai.section import RunaiTarget
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen, same
 from gputally.base import http_calls
@@ -271,7 +272,7 @@ class RunaiAdapter(Adapter):
     def observe(
         self, policy: Policy, seen: Seen, _pods: Sequence[Pod] = (), _parts: MigParts = NO_NODES
     ) -> Observation:
-        default = policy.targets.runai.node_pool
+        default = RunaiTarget.of(policy).node_pool
         owner = {
             ref if "/" in ref else f"{ref}/{default}": queue for ref, queue in owners(policy, *self.prefixes).items()
         }
@@ -473,7 +474,7 @@ def opened(
     """Yield Run:ai's objects under the adapter's name, or nothing if the policy does not use Run:ai. Raises RunaiFault.
 
     where: the controller's ConfigMap. The notes on Run:ai's units are in a ConfigMap with `-runai` after its name."""
-    target = policy.targets.runai
+    target = RunaiTarget.of(policy)
     if target.mode == "off" or target.url is None or not has_ref(policy, *RunaiAdapter.prefixes):
         yield {}
         return

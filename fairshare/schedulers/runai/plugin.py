@@ -8,6 +8,7 @@ SCHEDULER = SchedulerPlugin(
     name="runai",
     prefixes=("runai", "runai-department"),
     adapter="fairshare.schedulers.runai.adapter:RunaiAdapter",
+    settings="fairshare.schedulers.runai.section:RunaiTarget",
     kinds=(),
     reaches="calls the API of Run:ai's control plane at targets.runai.url; writes over-quota weights there",
     page="docs/schedulers.md",

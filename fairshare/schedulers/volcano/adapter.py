@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from math import fsum, inf
 from typing import Any
 
-from accountant.wire.policy_models import Policy, QueuePolicy, VolcanoTarget
+from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.core import scheduler_queue_objects
 from fairshare.core.gpu_demand import (
     CHECKPOINT,
@@ -64,6 +64,7 @@ from fairshare.core.scheduler_queue_objects import (
 from fairshare.laws.division import divide_above
 from fairshare.schedulers.volcano.conditions import REASONS
 from fairshare.schedulers.volcano.kinds import JOB, POD_GROUP, QUEUE
+from fairshare.schedulers.volcano.section import VolcanoTarget
 from fairshare.schedulers.volcano.stop import RestartJob
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen, same
 from gputally.base.yaml_file import MAX_CONFIG_CHARACTERS, FileFault, parse
@@ -110,7 +111,7 @@ class VolcanoAdapter(Adapter):
     stop = RestartJob()
 
     def reads(self, policy: Policy) -> tuple[ObjectQuery, ...]:
-        namespace, _, name = policy.targets.volcano.config.partition("/")
+        namespace, _, name = VolcanoTarget.of(policy).config.partition("/")
         return (
             ObjectQuery((QUEUE,), required=True),
             ObjectQuery((POD_GROUP,)),
@@ -120,7 +121,7 @@ class VolcanoAdapter(Adapter):
 
     def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = (), parts: MigParts = NO_NODES) -> Observation:
         owner = owners(policy, PREFIX)
-        mode = policy.targets.volcano.mode
+        mode = VolcanoTarget.of(policy).mode
         objects = seen.get(QUEUE, ())
         found = match(objects, owner, lambda o: f"{PREFIX}:{o['metadata']['name']}", "Volcano queue")
         by_name = {obj["metadata"]["name"]: obj for obj in objects}
@@ -147,7 +148,7 @@ class VolcanoAdapter(Adapter):
             return queue, Standing(requested, allocated, weight, queue.direction, least=least, most=most)
 
         observation = read_queues(found, read)
-        config = policy.targets.volcano.config
+        config = VolcanoTarget.of(policy).config
         conditions = (
             _effective(mode, config, configuration, found),
             _in_sync(policy, owner, {name: found.found[name] for name in observation.queues}, parts, stopped),
@@ -157,7 +158,7 @@ class VolcanoAdapter(Adapter):
     def express(
         self, policy: Policy, weights: Sequence[Weight], observation: Observation, gpus: float
     ) -> Mapping[str, Value]:
-        mode = policy.targets.volcano.mode
+        mode = VolcanoTarget.of(policy).mode
         wanted = {weight.queue: weight.value for weight in weights}
         if mode == "hierarchy":
             owner = owners(policy, PREFIX)

@@ -27,6 +27,7 @@ SCHEDULER = SchedulerPlugin(
     name="volcano",
     prefixes=("volcano",),
     adapter="fairshare.schedulers.volcano.adapter:VolcanoAdapter",
+    settings="fairshare.schedulers.volcano.section:VolcanoTarget",
     kinds=((QUEUE,), (POD_GROUP,), (JOB,), (COMMAND,)),
     reaches="reads Queues, PodGroups, Jobs and Volcano's ConfigMap; writes weights or quotas of Queues; restarts Jobs",
     page="docs/schedulers.md",
