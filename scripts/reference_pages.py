@@ -3,7 +3,7 @@
 `python -m scripts.reference_pages` (`make reference`) writes, from the code:
 
 - docs/contract/: what programs may rely on (scripts.contracts); the tables of docs/sizing.md; those of a scheduler's
-  conditions in docs/conditions.md (scripts.condition_tables); the chart's rights for schedulers (scripts.chart_roles).
+  conditions in docs/conditions.md (scripts.condition_tables); the chart's rights (scripts.chart_roles).
   These are committed, and tests check that they are up to date.
 - dist/reference/: the whole reference with all explanations, which a release publishes and nobody commits: the HTTP
   API as a page and as openapi.json, metrics, commands, tables of the lake, values of the chart.
@@ -55,7 +55,7 @@ SIZING_PAGE = ROOT / "docs" / "sizing.md"
 CONDITIONS_PAGE = ROOT / "docs" / "conditions.md"
 LAKE_PAGE = ROOT / "docs" / "lake.md"
 VALUES = ROOT / "helm" / "gputally" / "values.yaml"
-SCHEDULER_RIGHTS = ROOT / "helm" / "gputally" / "templates" / "_scheduler_rights.tpl"
+RIGHTS = ROOT / "helm" / "gputally" / "templates" / "_rights.tpl"
 
 # --- HTTP API -----------------------------------------------------------------------------------
 
@@ -596,7 +596,7 @@ def committed() -> dict[Path, str]:
         contracts.FOLDER / "lake.txt": contracts.lake(TABLES),
         SIZING_PAGE: sizing_page(SIZING_PAGE.read_text(encoding="utf-8")),
         CONDITIONS_PAGE: condition_tables.page(CONDITIONS_PAGE.read_text("utf-8"), condition_tables.reasons()),
-        SCHEDULER_RIGHTS: chart_roles.template(own_schedulers()),
+        RIGHTS: chart_roles.template(own_schedulers()),
         VALUES: chart_roles.values(VALUES.read_text(encoding="utf-8"), own_schedulers()),
     }
 

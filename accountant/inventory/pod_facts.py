@@ -30,12 +30,15 @@ from gputally.base.quantities import container_memory_mib
 from gputally.base.units import MS_PER_HOUR, MS_PER_SECOND
 from gputally.kubernetes.list_watch import Metadata, _Object
 from gputally.kubernetes.pod_queue_labels import (
+    further_gang_keys,
     groups_with_queue,
+    job_labels,
     queue_annotation_keys,
     queue_keys,
     queue_ref,
     sharing_keys,
 )
+from gputally.kubernetes.scheduler_plugins import JobLabel
 
 
 class ObjectCondition(_Object, frozen=True):
@@ -133,26 +136,17 @@ PLACES = frozenset(
 _HASH = "pod-template-hash"
 
 
-@dataclass(frozen=True, slots=True)
-class JobLabel:
-    """A label that names a pod's job. below: kinds that such a job owns. The label is used only if the known chain of
-    owners ends in one of these kinds or is empty."""
-
-    label: str
-    kind: str
-    below: frozenset[str]
-
-
 def _mark(label: str, kind: str, *below: str) -> JobLabel:
     return JobLabel(label, kind, frozenset(below))
 
 
-MARKS = (
+_NEAR = (
     _mark("ray.io/cluster", "RayCluster", "Pod"),
     _mark("batch.kubernetes.io/job-name", "Job", "Pod"),
     _mark("jobset.sigs.k8s.io/jobset-name", "JobSet", "Job"),
     _mark("leaderworkerset.sigs.k8s.io/name", "LeaderWorkerSet", "StatefulSet", "Pod"),
-    _mark("volcano.sh/job-name", "Job", "PodGroup"),
+)
+_FAR = (
     _mark("notebook-name", "Notebook", "StatefulSet"),
     _mark("sparkoperator.k8s.io/app-name", "SparkApplication", "Pod"),
     _mark("serving.kserve.io/inferenceservice", "InferenceService", "ReplicaSet", "Deployment", "StatefulSet"),
@@ -160,32 +154,49 @@ MARKS = (
     _mark("tekton.dev/pipelineRun", "PipelineRun", "TaskRun"),
     _mark("workflows.argoproj.io/workflow", "Workflow", "Pod"),
     _mark("workflows.argoproj.io/cron-workflow", "CronWorkflow", "Workflow"),
-    _mark("kueue.x-k8s.io/pod-group-name", "PodGroup"),
 )
-"""Nearest first, so that one can complete the result of another. Sources: the controllers' documentation of the labels
-they set on pods."""
 _RAY_PARENT = {"RayJob": "RayJob", "RayService": "RayService", "RayCronJob": "RayJob"}
 _RAY_KIND, _RAY_NAME = "ray.io/originated-from-crd", "ray.io/originated-from-cr-name"
-_RUNAI_KIND, _RUNAI_NAME = "workloadKind", "workloadName"
-_NEWER_GROUP_KEY = "scheduling.volcano.sh/group-name"
-JOB_LABELS = frozenset(mark.label for mark in MARKS) | {_HASH, _RUNAI_KIND, _RUNAI_NAME, _RAY_KIND, _RAY_NAME}
-"""Labels that may name a pod's job."""
+
+
+@cache
+def _marks() -> tuple[JobLabel, ...]:
+    """Return the labels that name jobs, nearest first, so that one can complete the result of another. Those of
+    schedulers own objects that other jobs are made of, or, if they own no kind, count only if nothing else is known.
+
+    Sources: the controllers' documentation of the labels they set on pods."""
+    own = [label for jobs in job_labels() for label in jobs.labels]
+    return (*_NEAR, *(one for one in own if one.below), *_FAR, *(one for one in own if not one.below))
+
+
+@cache
+def _named_jobs() -> tuple[tuple[str, str], ...]:
+    """Return the pairs of labels with the kind and the name of a job."""
+    return tuple((jobs.kind, jobs.name) for jobs in job_labels() if jobs.kind and jobs.name)
+
+
+@cache
+def job_label_keys() -> frozenset[str]:
+    """Return the labels that may name a pod's job."""
+    pairs = (key for pair in _named_jobs() for key in pair)
+    return frozenset({*(mark.label for mark in _marks()), _HASH, _RAY_KIND, _RAY_NAME, *pairs})
 
 
 @cache
 def group_keys() -> tuple[str, ...]:
     """The annotations that name a pod's PodGroup, also if it has no owner."""
-    return tuple(dict.fromkeys((*(each.annotation for each in groups_with_queue()), _NEWER_GROUP_KEY)))
+    return tuple(dict.fromkeys((*(each.annotation for each in groups_with_queue()), *further_gang_keys())))
 
 
 def job(owners: Sequence[Owner], labels: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> str:
     """`Kind/name` of the job; "" for a single pod.
 
     owners: the known part of the chain, nearest first."""
-    if labels.get(_RUNAI_NAME) and labels.get(_RUNAI_KIND):
-        return f"{labels[_RUNAI_KIND]}/{labels[_RUNAI_NAME]}"
+    for kind_label, name_label in _named_jobs():
+        if labels.get(kind_label) and labels.get(name_label):
+            return f"{labels[kind_label]}/{labels[name_label]}"
     kind, name = _outermost(owners, labels)
-    for mark in () if JOB_LABELS.isdisjoint(labels) else MARKS:
+    for mark in () if job_label_keys().isdisjoint(labels) else _marks():
         value = labels.get(mark.label)
         if value and (not kind or kind in mark.below):
             kind, name = mark.kind, value
@@ -295,7 +306,7 @@ def pod_sighting(
         observed_ms=now_ms,
     )
     kept = {key: value for key, value in annotations.items() if key in _notes()}
-    kept |= {key: value for key, value in labels.items() if key in JOB_LABELS or key in queue_keys()}
+    kept |= {key: value for key, value in labels.items() if key in job_label_keys() or key in queue_keys()}
     owner = nearest(meta.owner_references, meta.namespace)
     epoch = annotations.get(EPOCH_KEY, "")[:_LONGEST_EPOCH]
     return PodSighting(

@@ -22,6 +22,7 @@ from agent.core.readings import Allocation, Gpu, Unavailable
 from agent.wire import Holder, PodFacts
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
+from gputally.kubernetes.rights import Rights
 
 if TYPE_CHECKING:
     from agent.core.settings import AgentSettings
@@ -191,7 +192,8 @@ class HolderPlugin:
     open: makes the source from that text; it connects to nothing yet. Returns None if whoever has a process on a GPU
         holds it. Raises SettingsError if the text is wrong.
     parts: how containers state their parts of a GPU; it counts on nodes whose `gpu_sharing` has the name.
-    jobs: where the processes of jobs are."""
+    jobs: where the processes of jobs are.
+    rights: the rights in the cluster that the agent needs for it."""
 
     name: str
     reaches: str
@@ -200,6 +202,7 @@ class HolderPlugin:
     open: Callable[[str, NodeSurroundings], HolderSource | None] | None = None
     parts: VirtualDevices | None = None
     jobs: JobCgroups | None = None
+    rights: tuple[Rights, ...] = ()
 
     def __post_init__(self) -> None:
         if re.fullmatch(_NAME, str(self.name)) is None:

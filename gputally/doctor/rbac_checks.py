@@ -1,20 +1,23 @@
 """Checks whether each program has the RBAC rights that it needs.
 
 `needs`, `preempting` and `EXTENDING` are the rights that the chart's roles grant; a test compares them with the roles.
-Those for the objects of schedulers are in the schedulers' manifests, from which the roles have them too. No program
-needs a right on a kind that the API server does not serve."""
+Those that the accountant and manifests of plug-ins state are in the roles from there too. No program needs a right on a
+kind that the API server does not serve."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from accountant.inventory.rights import RIGHTS
 from accountant.wire.policy_models import Policy
+from agent.holders import protocol as holders
 from gputally.base.errors import ClusterError
 from gputally.base.plugins import OURS, plugins
 from gputally.doctor.check_inputs import ClusterView
 from gputally.doctor.findings import CheckResult, Finding, joined_names
 from gputally.kubernetes.objects import Kind
+from gputally.kubernetes.rights import Rights
 from gputally.kubernetes.scheduler_plugins import SEAM, SchedulerPlugin, schedulers
 
 PROGRAMS = ("agent", "accountant", "fairshare")
@@ -52,37 +55,6 @@ def _every(
                     yield AccessRight("" if group == "core" else group, resource, verb, name, local)
 
 
-_AGENT = (
-    *_every("core", "pods nodes", "list watch"),
-    *_every("resource.k8s.io", "resourceslices", "list watch"),
-    *_every("resource.k8s.io", "resourceclaims", "get"),
-)
-OWNERS = (
-    *_every("batch", "jobs cronjobs", "get list"),
-    *_every("apps", "replicasets deployments statefulsets daemonsets", "get list"),
-    *_every("jobset.x-k8s.io", "jobsets", "get list"),
-    *_every("leaderworkerset.x-k8s.io", "leaderworkersets", "get list"),
-    *_every(
-        "kubeflow.org trainer.kubeflow.org",
-        "tfjobs pytorchjobs mpijobs xgboostjobs paddlejobs jaxjobs trainjobs notebooks",
-        "get list",
-    ),
-    *_every("ray.io", "rayclusters rayjobs rayservices", "get list"),
-    *_every("batch.volcano.sh", "jobs", "get list"),
-    *_every("argoproj.io", "workflows cronworkflows", "get list"),
-    *_every("tekton.dev", "taskruns pipelineruns", "get list"),
-    *_every("serving.kserve.io", "inferenceservices", "get list"),
-    *_every("serving.knative.dev", "revisions configurations services", "get list"),
-    *_every("sparkoperator.k8s.io", "sparkapplications scheduledsparkapplications", "get list"),
-)
-"""Rights to read the kinds whose objects own pods. Without the right for a kind, the accountant names a job after an
-owner that is nearer to the pod."""
-_ACCOUNTANT = (
-    *_every("core", "pods namespaces nodes", "list watch"),
-    *OWNERS,
-    *_every("authentication.k8s.io", "tokenreviews", "create"),
-    *_every("authorization.k8s.io", "subjectaccessreviews", "create"),
-)
 _FAIRSHARE = (
     *_every("core", "pods", "get list watch"),
     *_every("policy", "poddisruptionbudgets", "list"),
@@ -90,7 +62,6 @@ _FAIRSHARE = (
     *_every("core", "nodes", "list"),
     *_every("resource.k8s.io", "resourceslices", "list"),
     *_every("events.k8s.io", "events", "create"),
-    *_every("core", "configmaps", "get patch", (OWN, f"{OWN}-runai", f"{OWN}-sessions"), local=True),
     *_every("coordination.k8s.io", "leases", "get patch", (OWN,), local=True),
     *_every("core", "configmaps", "create", local=True),
     *_every("coordination.k8s.io", "leases", "create", local=True),
@@ -98,31 +69,47 @@ _FAIRSHARE = (
 _PREEMPTING = (*_every("core", "pods", "patch"), *_every("core", "pods/eviction", "create"))
 EXTENDING = (*_every("resource.k8s.io", "resourceclaims resourceclaimtemplates deviceclasses", "list watch"),)
 """Further rights that the controller needs if the kube-scheduler calls its extender."""
-_OWN: Mapping[str, tuple[AccessRight, ...]] = {"agent": _AGENT, "accountant": _ACCOUNTANT, "fairshare": _FAIRSHARE}
 
 
-def _of_schedulers(
+def _stated(
     program: str, *, preempting: bool | None = None, foreign: bool | None = None
-) -> Iterator[AccessRight]:
-    """Yield the rights for the objects of the installed schedulers.
+) -> Iterator[tuple[Rights, AccessRight]]:
+    """Yield the rights that the accountant and the manifests of holders and schedulers state for a program.
 
     preempting: those that only a policy that stops workloads needs, or the others; None: all.
-    foreign: those of schedulers of other packages, which the chart does not know; None: all."""
-    packages = {one.name: one.package for one in plugins(SEAM, SchedulerPlugin) if one.manifest is not None}
-    for name, plugin in schedulers().items():
-        for one in plugin.rights if foreign in (None, packages.get(name) != OURS) else ():
+    foreign: those of other packages, which the chart does not know; None: all."""
+    of_holders = ((one.package, one.manifest) for one in plugins(holders.SEAM, holders.HolderPlugin))
+    of_schedulers = ((one.package, one.manifest) for one in plugins(SEAM, SchedulerPlugin))
+    named = ((package, one.rights) for package, one in (*of_holders, *of_schedulers) if one is not None)
+    for package, several in ((OURS, RIGHTS), *named):
+        for one in several if foreign in (None, package != OURS) else ():
             if one.program == program and preempting in (None, one.preempting):
-                yield from _every(one.group or "core", one.resources, one.verbs, (one.name,))
+                yield from (
+                    (one, right) for right in _every(one.group or "core", one.resources, one.verbs, (one.name,))
+                )
 
 
 def needs(program: str) -> tuple[AccessRight, ...]:
     """Return the rights that the program needs whatever the policy says."""
-    return (*_OWN[program], *_of_schedulers(program, preempting=False))
+    found = dict.fromkeys(right for _, right in _stated(program, preempting=False))
+    if program != "fairshare":
+        return tuple(found)
+    notes = (OWN, *(f"{OWN}-{name}" for name, one in schedulers().items() if one.notes), f"{OWN}-sessions")
+    return (*_FAIRSHARE, *_every("core", "configmaps", "get patch", notes, local=True), *found)
+
+
+def owners() -> frozenset[AccessRight]:
+    """Return the rights to read the kinds whose objects own pods. Without the right for a kind, the accountant names a
+    job after an owner that is nearer to the pod."""
+    found: dict[AccessRight, bool] = {}
+    for stated, right in _stated("accountant"):
+        found[right] = found.get(right, True) and stated.owners
+    return frozenset(right for right, only in found.items() if only)
 
 
 def preempting() -> tuple[AccessRight, ...]:
     """Return the further rights that the controller needs if the policy enforces preemption."""
-    return (*_PREEMPTING, *_of_schedulers("fairshare", preempting=True))
+    return (*_PREEMPTING, *(right for _, right in _stated("fairshare", preempting=True)))
 
 
 def named_rights(policy: Policy) -> tuple[AccessRight, ...]:
@@ -178,17 +165,17 @@ def judge_rights(answers: Mapping[str, Mapping[AccessRight, bool]], users: Mappi
 
 
 def _of_program(program: str, answers: Mapping[AccessRight, bool], user: str) -> Iterator[Finding]:
-    owners = frozenset(OWNERS) if program == "accountant" else frozenset[AccessRight]()
+    of_owners = owners() if program == "accountant" else frozenset[AccessRight]()
     missing = [right for right, allowed in answers.items() if not allowed]
-    foreign = frozenset(_of_schedulers(program, foreign=True))
-    required = [right for right in missing if right not in owners | foreign]
-    optional = [right for right in missing if right in owners]
+    foreign = frozenset(right for _, right in _stated(program, foreign=True))
+    required = [right for right in missing if right not in of_owners | foreign]
+    optional = [right for right in missing if right in of_owners]
     remedy = f"helm upgrade gputally … --set {program}.rbac.create=true"
     if required:
         text = f"{program} lacks rights that it needs: {joined_names(map(str, required))}"
         yield Finding("error", text, f"{user} lacks {len(required)} of {len(answers)} rights", remedy)
     if of_others := [right for right in missing if right in foreign]:
-        text = f"{program} lacks rights that a scheduler of another package needs: {joined_names(map(str, of_others))}"
+        text = f"{program} lacks rights that a plug-in of another package needs: {joined_names(map(str, of_others))}"
         yield Finding("error", text, user, "kubectl create clusterrole and clusterrolebinding, as its page says")
     if optional:
         text = f"{program} may not read kinds that own pods: it cannot name the jobs of these kinds"

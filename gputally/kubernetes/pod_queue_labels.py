@@ -14,6 +14,7 @@ from functools import cache
 
 from gputally.kubernetes.scheduler_plugins import (
     PodGangKeys,
+    PodJobLabels,
     PodQueueLabels,
     QueueLevels,
     SharedGpuKeys,
@@ -154,6 +155,18 @@ def refs_of_levels(queue_ref: str) -> tuple[str, ...]:
         return (queue_ref,)
     leading, *groups = above.split("^")
     return (ref, f"{scheduler}:{leading}", *(f"{plugin.levels.prefix}:{group}" for group in groups))
+
+
+@cache
+def further_gang_keys() -> tuple[str, ...]:
+    """Return the annotations that name a pod's gang only as its job."""
+    return tuple(key for one in schedulers().values() if one.gangs is not None for key in one.gangs.further)
+
+
+@cache
+def job_labels() -> tuple[PodJobLabels, ...]:
+    """Return how pods name jobs of schedulers."""
+    return tuple(one.jobs for one in schedulers().values() if one.jobs is not None)
 
 
 @cache

@@ -20,6 +20,7 @@ from gputally.base.plugins import OURS, plugins, usable
 from gputally.kubernetes import objects
 from gputally.kubernetes.mig_parts import MigParts
 from gputally.kubernetes.objects import GPU, MIG, Kind, Object, gpus
+from gputally.kubernetes.rights import Rights
 
 SEAM: Final = "gputally.schedulers"
 _NAME: Final = "[a-z][a-z0-9-]{0,31}"
@@ -55,12 +56,39 @@ class PodQueueLabels:
 
 
 @dataclass(frozen=True, slots=True)
+class JobLabel:
+    """A label that names a pod's job.
+
+    kind: the kind of the job.
+    below: kinds that such a job owns. The label counts only if the known chain of the pod's owners ends in one of these
+        kinds or is empty."""
+
+    label: str
+    kind: str
+    below: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class PodJobLabels:
+    """The labels that the controllers of a scheduler's own jobs put on pods, to name a job whose chain of owners is not
+    known in full.
+
+    labels: the nearest to the pod first.
+    kind, name: labels with the kind and the name of the job, which take precedence over owners; "": there are none."""
+
+    labels: tuple[JobLabel, ...] = ()
+    kind: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PodGangKeys:
     """The labels and annotations with which pods name their gang, and what else a scheduler places them by. They count
     on pods that the scheduler places; of one that places no pods, `gang` counts on every pod. "": pods do not say it.
 
     kind: the kind of the objects that stand for gangs, one of the scheduler's own.
     gang: the annotation with the name of this object.
+    further: other annotations that only name a pod's gang as its job.
     part_label, part_annotation: the label or annotation that names the pod's part of the gang.
     disruptable: the annotation, or else the label, whose value `false` protects the pod from preemption.
     leaders: the labels that the first pods of a gang have, in the order in which they count; each with its values.
@@ -76,6 +104,7 @@ class PodGangKeys:
     leaders: tuple[tuple[str, ...], ...] = ()
     rank: str = ""
     names_queue: bool = False
+    further: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         leaders: Any = self.leaders  # of another package
@@ -166,32 +195,6 @@ def stated_gpus(resources: object, parts: MigParts) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Rights:
-    """Rights in the cluster that the objects of a scheduler need. Without its CRDs, none is needed.
-
-    group: the API group; "" for the core.
-    resources, verbs: words, separated by spaces.
-    why: what they are for.
-    program: who needs them: `fairshare` (the controller) or `accountant`.
-    name: the name of the only object that they are for; "" for all.
-    setting: the key of the scheduler's section of the policy that names another object, as NAMESPACE/NAME.
-    preempting: whether they are needed only if the policy stops workloads."""
-
-    group: str
-    resources: str
-    verbs: str
-    why: str
-    program: str = "fairshare"
-    name: str = ""
-    setting: str = ""
-    preempting: bool = False
-
-    def __str__(self) -> str:
-        things = f"{self.resources}.{self.group}" if self.group else self.resources
-        return f"{self.program}: {self.verbs} {things}{f' {self.name}' if self.name else ''}: {self.why}"
-
-
-@dataclass(frozen=True, slots=True)
 class SchedulerPlugin:
     """The manifest of a scheduler.
 
@@ -208,13 +211,15 @@ class SchedulerPlugin:
     page: the page about it.
     pods: how its pods name their queue; None if they do not.
     gangs: how its pods name their gang; None if they do not.
+    jobs: how its pods name their job; None if they do not.
     levels: what is above the queues that pods name; None if nothing is.
     shares: how its pods request parts of GPUs; None if they cannot.
     shard_label: the label of nodes by which the scheduler divides a cluster into parts, each with its own usage; "": it
         does not.
     own_queue: returns the queue that an object of the first kind defines; None if it is no queue of users.
     workloads: whether the adapter reads workloads, so that victims can be chosen among them.
-    rights: the rights in the cluster that it needs."""
+    notes: whether the controller keeps notes for it in a ConfigMap, with `-NAME` after the name of its own.
+    rights: the rights in the cluster that it needs, of any program."""
 
     name: str
     prefixes: tuple[str, ...]
@@ -224,11 +229,13 @@ class SchedulerPlugin:
     page: str
     pods: PodQueueLabels | None = None
     gangs: PodGangKeys | None = None
+    jobs: PodJobLabels | None = None
     levels: QueueLevels | None = None
     shares: SharedGpuKeys | None = None
     shard_label: str = ""
     own_queue: Callable[[Object, MigParts], OwnQueue | None] = no_own_queue
     workloads: bool = True
+    notes: bool = False
     rights: tuple[Rights, ...] = ()
     settings: str = ""
 

@@ -10,7 +10,8 @@ from typing import Any
 import helm_python
 import pytest
 
-from gputally.kubernetes.scheduler_plugins import Rights, SchedulerPlugin
+from gputally.kubernetes.rights import Rights
+from gputally.kubernetes.scheduler_plugins import SchedulerPlugin
 from scripts import chart_roles
 from tests.chart.conftest import Manifest, rendered_by
 
@@ -25,7 +26,7 @@ def rendered(folder: Path, tmp_path: Path, manifests: tuple[SchedulerPlugin, ...
     """Return the ClusterRoles of a chart whose schedulers are these, by program."""
     chart = tmp_path / "chart"
     shutil.copytree(folder, chart, dirs_exist_ok=True)
-    (chart / "templates" / "_scheduler_rights.tpl").write_text(chart_roles.template(manifests))
+    (chart / "templates" / "_rights.tpl").write_text(chart_roles.template(manifests))
     roles = rendered_by(helm_python.Chart.load(chart), values).of("ClusterRole")
     return {role["metadata"]["labels"]["app.kubernetes.io/component"]: role for role in roles}
 

@@ -19,26 +19,21 @@ _CREDENTIALS = "the options that name its credentials"
 SCHEDULERS = {
     "kueue": {
         "accountant/billing/job_attempts.py": "names of gangs in decisions",
-        "accountant/inventory/pod_facts.py": _OWNERS,
         "agent/core/settings.py": "labels that are reported by default",
         "agent/wire.py": _REFS,
         "fairshare/core/admission_quota_tree.py": "the rules of lending among quotas, and their source",
         "fairshare/web/policy_form.py": "an example of a reference",
     },
     "volcano": {
-        "accountant/inventory/pod_facts.py": _OWNERS,
         "agent/wire.py": _REFS,
-        "gputally/doctor/rbac_checks.py": _OWNERS,
     },
     "run[:_.]?ai": {
         "accountant/compat/kai_usage_api.py": "a label of its metrics: the seam of exports",
-        "accountant/inventory/pod_facts.py": _OWNERS,
         "accountant/reports/savings_hints.py": _OWNERS,
         "fairshare/cli/command_options.py": _CREDENTIALS,
         "fairshare/composition.py": _CREDENTIALS,
         "fairshare/controller/weight_writer.py": "what to do about a weight that somebody sets in its pages",
         "fairshare/core/settings.py": _CREDENTIALS,
-        "gputally/doctor/rbac_checks.py": "the ConfigMap of the controller with its notes",
     },
 }
 NAMED_ELSEWHERE = SCHEDULERS | {
@@ -67,7 +62,7 @@ NAMED_ELSEWHERE = SCHEDULERS | {
     "spark(?!line)": {
         "accountant/inventory/pod_facts.py": _OWNERS,
         "accountant/reports/savings_hints.py": _OWNERS,
-        "gputally/doctor/rbac_checks.py": _OWNERS,
+        "accountant/inventory/rights.py": _OWNERS,
         "gputally/testing/engines.py": "a hostile text with a variable that it would replace",
     },
     "hami(?!lton)": {

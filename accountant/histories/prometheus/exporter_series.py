@@ -35,7 +35,7 @@ from accountant.history_import.gpu_assignment import (
     pack_instances,
     runs,
 )
-from accountant.inventory.pod_facts import JOB_LABELS
+from accountant.inventory.pod_facts import job_label_keys
 from agent.wire import Slice
 from gputally.base.gpu_model_names import gpu_model_of_node, profile_of_product
 from gputally.base.mig_profiles import parse_mig_profile
@@ -205,7 +205,9 @@ def limit_of(text: str) -> str:
 
 def pod_label_names(extra: Iterable[str] = ()) -> dict[str, str]:
     """The labels that may name a pod's owner, by their names in kube-state-metrics."""
-    return {f"label_{re.sub(r'[^a-zA-Z0-9_]', '_', key)}": key for key in sorted({*queue_keys(), *JOB_LABELS, *extra})}
+    return {
+        f"label_{re.sub(r'[^a-zA-Z0-9_]', '_', key)}": key for key in sorted({*queue_keys(), *job_label_keys(), *extra})
+    }
 
 
 @dataclass(frozen=True, slots=True)

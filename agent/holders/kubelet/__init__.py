@@ -5,6 +5,7 @@ It lists and watches only this node's objects, over plain HTTPS without a client
 from __future__ import annotations
 
 from agent.holders.protocol import HolderPlugin, HolderSource, NodeSurroundings
+from gputally.kubernetes.rights import Rights
 
 
 def _open(place: str, node: NodeSurroundings) -> HolderSource:
@@ -19,4 +20,11 @@ HOLDERS = HolderPlugin(
     open=_open,
     reaches="connects to the kubelet's PodResources socket; watches pods, this node and resource slices, reads claims",
     page="docs/attribution.md",
+    # Each request has a field selector for the agent's own node, which RBAC cannot require.
+    rights=(
+        Rights("", "pods", "list watch", "labels, owners and queues of the pods of its node", "agent"),
+        Rights("resource.k8s.io", "resourceslices", "list watch", "the GPU of a device in a ResourceClaim", "agent"),
+        Rights("resource.k8s.io", "resourceclaims", "get", "whether a claim only monitors its devices", "agent"),
+        Rights("", "nodes", "list watch", "labels of its node that tell it to close the driver", "agent"),
+    ),
 )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from fairshare.schedulers.kai.kinds import CONFIG, POD_GROUP, QUEUE, SHARD
 from gputally.kubernetes.mig_parts import MigParts
 from gputally.kubernetes.objects import Object, value_at
+from gputally.kubernetes.rights import Rights
 from gputally.kubernetes.scheduler_plugins import (
     OwnQueue,
     PodGangKeys,
     PodQueueLabels,
-    Rights,
     SchedulerPlugin,
     SharedGpuKeys,
 )

@@ -5,13 +5,15 @@ from __future__ import annotations
 from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, COHORTS, FLAVORS, LOCAL_QUEUES, WORKLOADS
 from gputally.kubernetes.mig_parts import MigParts
 from gputally.kubernetes.objects import Object, value_at
+from gputally.kubernetes.rights import Rights
 from gputally.kubernetes.scheduler_plugins import (
+    JobLabel,
     OwnQueue,
     PodGangKeys,
+    PodJobLabels,
     PodQueueLabels,
     QueueLevel,
     QueueLevels,
-    Rights,
     SchedulerPlugin,
     stated_gpus,
 )
@@ -41,6 +43,7 @@ SCHEDULER = SchedulerPlugin(
     page="docs/schedulers.md",
     pods=PodQueueLabels(("kueue.x-k8s.io/queue-name",), scheduler_names=None),
     gangs=PodGangKeys(WORKLOADS[0].kind, "kueue.x-k8s.io/workload"),
+    jobs=PodJobLabels((JobLabel("kueue.x-k8s.io/pod-group-name", "PodGroup"),)),
     # A ClusterQueue names its cohort in `cohort` up to v1beta1.
     levels=QueueLevels(
         queues=QueueLevel(LOCAL_QUEUES[0].kind, ("spec.clusterQueue",)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputally.kubernetes.scheduler_plugins import SchedulerPlugin
+from gputally.kubernetes.scheduler_plugins import PodJobLabels, SchedulerPlugin
 
 SCHEDULER = SchedulerPlugin(
     name="runai",
@@ -12,5 +12,7 @@ SCHEDULER = SchedulerPlugin(
     kinds=(),
     reaches="calls the API of Run:ai's control plane at targets.runai.url; writes over-quota weights there",
     page="docs/schedulers.md",
+    jobs=PodJobLabels(kind="workloadKind", name="workloadName"),
+    notes=True,
     workloads=False,
 )

@@ -5,11 +5,13 @@ from __future__ import annotations
 from fairshare.schedulers.volcano.kinds import COMMAND, JOB, POD_GROUP, QUEUE
 from gputally.kubernetes.mig_parts import MigParts
 from gputally.kubernetes.objects import Object, value_at
+from gputally.kubernetes.rights import Rights
 from gputally.kubernetes.scheduler_plugins import (
+    JobLabel,
     OwnQueue,
     PodGangKeys,
+    PodJobLabels,
     PodQueueLabels,
-    Rights,
     SchedulerPlugin,
     stated_gpus,
 )
@@ -38,7 +40,9 @@ SCHEDULER = SchedulerPlugin(
         part_annotation="volcano.sh/task-spec",
         disruptable="volcano.sh/preemptable",
         names_queue=True,
+        further=("scheduling.volcano.sh/group-name",),
     ),
+    jobs=PodJobLabels((JobLabel("volcano.sh/job-name", "Job", frozenset({"PodGroup"})),)),
     own_queue=_own_queue,
     rights=(
         Rights("scheduling.volcano.sh", "queues", "list patch", "to read demand and write weights"),
@@ -50,5 +54,6 @@ SCHEDULER = SchedulerPlugin(
             "", "configmaps", "get", "to see whether weights act", name="volcano-scheduler-configmap", setting="config"
         ),
         Rights("scheduling.volcano.sh", "podgroups", "get list watch", "to bill a pod to its queue", "accountant"),
+        Rights("batch.volcano.sh", "jobs", "get list", "to name the job of a pod", "accountant", owners=True),
     ),
 )
