@@ -37,9 +37,7 @@ from fairshare.core.settings import ControllerSettings, address
 from fairshare.http_server import LIMITS, Probes, serve, serve_extender
 from fairshare.preemption.preemption_controller import no_calls
 from fairshare.preemption.service_latency_objectives import Alarms, prometheus_latency
-from fairshare.schedulers.kube_scheduler.adapter import NAME as KUBE_SCHEDULER
-from fairshare.schedulers.runai.adapter import opened
-from fairshare.targets.installed import kinds
+from fairshare.targets.installed import adapters, kinds, opened
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.usage.accountant_client import AccountantApi, other_clusters
 from fairshare.web.ended_session_stores import AccountantSessions, SessionConfigMap
@@ -164,9 +162,7 @@ def run(settings: ControllerSettings, stop: threading.Event) -> None:
         term = election.term if election is not None else lambda: ALONE
         metrics.watch(alarms, lambda: term() is not None)
         status = StatusObject(settings.status_namespace or StatusObject().namespace, settings.status_name)
-        clusters = stack.enter_context(
-            opened(file.current, cluster, settings.runai_credentials, settings.runai_ca_file, status, clock)
-        )
+        clusters = stack.enter_context(opened(file.current, cluster, settings.file, status, clock))
         controller = Controller(
             in_mode(file.current, settings),
             client,
@@ -181,7 +177,7 @@ def run(settings: ControllerSettings, stop: threading.Event) -> None:
             unseen=reflector.behind if settings.watch_pods else lambda: None,
             unreadable=lambda: _unreadable(reflector, *claims),
             term=term,
-            acts={KUBE_SCHEDULER: extender.acts} if extender is not None else {},
+            acts={each.name: extender.acts for each in adapters() if each.extender} if extender is not None else {},
             calls=alarms or no_calls,
             others=others,
             name=f"{settings.status_namespace}/{settings.lease}" if election is not None else "",

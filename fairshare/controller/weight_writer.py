@@ -230,7 +230,6 @@ _ADVICE = {
         "Argo CD: in the Application, under spec.ignoreDifferences, add {{group: {group}, kind: {kind}, "
         "managedFieldsManagers: [" + FIELD_MANAGER + "]}}, and RespectIgnoreDifferences=true to syncOptions"
     ),
-    "run.ai": "Run:ai: do not set {field} of a {kind} there any more, by hand or by script",
     "kustomize-controller": "Flux: leave {field} out of the manifest, or annotate the object with "
     "kustomize.toolkit.fluxcd.io/ssa: IfNotPresent",
     "helm-controller": "Flux: leave {field} out of the chart's values, or list it under spec.driftDetection.ignore",
@@ -363,8 +362,9 @@ def advice(adoption: Adoption) -> tuple[str, ...]:
             f"{adoption.field} of {adoption.kind} {adoption.name} has the CRD's default: a manifest without this field"
             " needs no change"
         )
+    known = {**_ADVICE, **next((each.managers for each in adapters() if each.name == adoption.target), {})}
     for owner in adoption.owners:
-        text = next((text for name, text in _ADVICE.items() if owner.startswith(name)), None)
+        text = next((text for name, text in known.items() if owner.startswith(name)), None)
         text = text or f"{owner}: leave {{field}} out of what it applies"
         lines.append(text.format(group=adoption.group, kind=adoption.kind, field=adoption.field))
     return tuple(lines)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 import yaml
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, create_model, field_validator, model_validator
 
+from gputally.kubernetes.scheduler_plugins import own_schedulers
 from gputally.server import config_loading
 from gputally.server.config_loading import Duration, Model
 from gputally.server.loopback import is_loopback
@@ -19,8 +20,8 @@ from gputally.server.loopback import is_loopback
 ENV_PREFIX = "GPUTALLY_FAIRSHARE_"
 
 
-class ControllerSettings(Model):
-    """The controller's settings. Paths are relative to the working directory."""
+class CommonSettings(Model):
+    """The controller's settings, to which manifests of schedulers add. Paths are relative to the working directory."""
 
     policy: Path
     """The policy file; read again when it changes. A faulty version leaves the previous one in force."""
@@ -87,11 +88,6 @@ class ControllerSettings(Model):
     """Base URL of the Prometheus server with the latencies of the policy's `slos`; empty: none is watched."""
     prometheus_token_file: Path | None = None
     """File with the bearer token for Prometheus; read at every request."""
-    runai_credentials: Path | None = None
-    """Folder with the files `client-id` and `client-secret` of a Run:ai service account; read for every token
-    request."""
-    runai_ca_file: Path | None = None
-    """PEM file of the CAs to trust for Run:ai instead of the system's."""
     watch_pods: bool = True
     """Watch pods that request GPUs: sizes of gangs, label queues and the extender need them."""
     lease: str = "gputally-fairshare"
@@ -120,7 +116,7 @@ class ControllerSettings(Model):
         return text
 
     @model_validator(mode="after")
-    def _pages(self) -> ControllerSettings:
+    def _pages(self) -> Self:
         guarded = self.pages_tokens is not None or self.pages_callers is not None
         if self.pages_listen and not guarded and not is_loopback(address(self.pages_listen)[0]):
             reason = f"{self.pages_listen} can be reached from elsewhere: set pages_tokens or pages_callers"
@@ -144,6 +140,26 @@ class ControllerSettings(Model):
     def as_yaml(self) -> str:
         """Return the settings in force, in the form of the settings file."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+    def file(self, name: str) -> Path | None:
+        """Return the setting of a scheduler's manifest (`SchedulerPlugin.files`)."""
+        found: Path | None = getattr(self, name)
+        return found
+
+
+if TYPE_CHECKING:
+    ControllerSettings = CommonSettings
+else:
+    ControllerSettings = create_model(
+        "ControllerSettings",
+        __base__=CommonSettings,
+        __module__=__name__,
+        **{
+            each.name: (Path | None, Field(default=None, description=each.help))
+            for scheduler in own_schedulers()
+            for each in scheduler.files
+        },
+    )
 
 
 def address(text: str) -> tuple[str, int]:

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import cache
+from pathlib import Path
 
 import structlog
 
 from accountant.wire.policy_models import Policy
 from fairshare.core.published_devices import SLICES
 from fairshare.targets.guard import BrokenAdapter, GuardedAdapter
+from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import Adapter
 from fairshare.targets.whole_stop import WholeStop
 from gputally.base.background_tasks import error_summary
+from gputally.base.clock import Clock
 from gputally.base.plugins import MOST_LOADING_S, OURS, TakesTooLong, plugins, within
-from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, EVENT, NODE, POD, POD_GROUPS, PRIORITY_CLASS, Kind
-from gputally.kubernetes.scheduler_plugins import SEAM, SchedulerPlugin, left_out, schedulers
+from gputally.kubernetes.objects import (
+    BUDGET,
+    CONFIG_MAP,
+    EVENT,
+    NODE,
+    POD,
+    POD_GROUPS,
+    PRIORITY_CLASS,
+    Cluster,
+    Kind,
+    Objects,
+)
+from gputally.kubernetes.scheduler_plugins import SEAM, SchedulerPlugin, left_out, own_schedulers, schedulers
 
 
 @cache
@@ -54,6 +69,24 @@ def _loaded(plugin: SchedulerPlugin) -> Adapter:
     if not isinstance(adapter, Adapter) or (adapter.name, adapter.prefixes) != (plugin.name, plugin.prefixes):
         raise TypeError(f"it is no Adapter with the name {plugin.name} and the prefixes {', '.join(plugin.prefixes)}")
     return adapter
+
+
+@contextmanager
+def opened(
+    policy: Policy, cluster: Cluster, file: Callable[[str], Path | None], where: StatusObject, clock: Clock
+) -> Iterator[Mapping[str, Objects]]:
+    """Yield the clients of targets whose objects are not in the cluster, by the target's name. Raises FairshareError if
+    a setting is missing that the policy needs.
+
+    file: returns a setting of a manifest (`SchedulerPlugin.files`). where: the controller's ConfigMap."""
+    files = {plugin.name: {one.name: file(one.name) for one in plugin.files} for plugin in own_schedulers()}
+    with ExitStack() as stack:
+        clients = {
+            adapter.name: stack.enter_context(adapter.opened(policy, cluster, files[adapter.name], where, clock))
+            for adapter in adapters()
+            if files.get(adapter.name)
+        }
+        yield {name: client for name, client in clients.items() if client is not None}
 
 
 def with_workloads() -> frozenset[str]:

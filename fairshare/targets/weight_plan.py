@@ -13,8 +13,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import isclose
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from accountant.wire.policy_models import Policy
@@ -23,11 +26,13 @@ from fairshare.core.gpu_demand import smallest_waiting
 from fairshare.core.gpu_models import OWN_DECISIONS
 from fairshare.core.queues_and_weights import Condition, ConditionReason, Observation, Pod, TargetQueue, Value, Weight
 from fairshare.core.scheduler_queue_objects import WeightAnnotations, join_texts
+from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.whole_stop import WholeStop
+from gputally.base.clock import Clock
 from gputally.base.errors import ClusterError, ClusterRefused, NotFound
 from gputally.base.yaml_file import Key
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
-from gputally.kubernetes.objects import Event, Kind, Object, ObjectReader
+from gputally.kubernetes.objects import Cluster, Event, Kind, Object, ObjectReader, Objects
 from gputally.server.config_loading import Model, faults_of
 
 FIELD_MANAGER = "gputally-fairshare"
@@ -74,7 +79,10 @@ class Adapter(ABC):
     reasons: what the reasons of its conditions mean, for the page of conditions.
     stop: stops its workloads through their own objects; None: by evicting their pods, as for every scheduler of another
         package.
-    most_writes: the largest number of writes in one cycle; for a scheduler of another package at most MOST_WRITES."""
+    most_writes: the largest number of writes in one cycle; for a scheduler of another package at most MOST_WRITES.
+    extender: whether the scheduler asks the controller's extender, which then says whether weights act.
+    managers: what to do about a field that another manager owns, by the beginning of the manager's name; the text can
+        name {group}, {kind} and {field}."""
 
     name: str
     prefixes: tuple[str, ...]
@@ -82,6 +90,8 @@ class Adapter(ABC):
     reasons: tuple[ConditionReason, ...] = ()
     stop: WholeStop | None = None
     most_writes: int = MOST_WRITES
+    extender: bool = False
+    managers: Mapping[str, str] = MappingProxyType({})
 
     @abstractmethod
     def reads(self, policy: Policy, /) -> tuple[ObjectQuery, ...]:
@@ -117,6 +127,21 @@ class Adapter(ABC):
     def advise(self, _policy: Policy, /) -> Iterable[Advice]:
         """Return the settings of a policy with queues of this scheduler that are probably not intended."""
         return ()
+
+    def opened(
+        self,
+        _policy: Policy,
+        _cluster: Cluster,
+        _files: Mapping[str, Path | None],
+        _where: StatusObject,
+        _clock: Clock,
+        /,
+    ) -> AbstractContextManager[Objects | None]:
+        """Return a context with the client of objects that are not in the cluster, None if the policy needs none. For
+        gputally's own schedulers with `files` in their manifest.
+
+        where: the controller's ConfigMap. Raises FairshareError if a setting is missing."""
+        return nullcontext()
 
     def publishes(self, _policy: Policy, /) -> bool:
         """Return True if the controller writes this target's weights, False if history reaches the target otherwise."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from accountant.inventory.rights import RIGHTS
 from accountant.wire.policy_models import Policy
 from agent.holders import protocol as holders
+from fairshare.core.scheduler_queue_objects import has_ref
+from fairshare.targets.installed import adapters
 from gputally.base.errors import ClusterError
 from gputally.base.plugins import OURS, plugins
 from gputally.doctor.check_inputs import ClusterView
@@ -128,8 +130,8 @@ def named_rights(policy: Policy) -> tuple[AccessRight, ...]:
 
 def extends(policy: Policy) -> bool:
     """Return whether shares of the policy take effect through the kube-scheduler's extender."""
-    labelled = any(ref.startswith("policy:") for queue in policy.queues for ref in queue.refs)
-    return labelled and policy.targets.of("kube_scheduler").mode == "extender"
+    asking = [each for each in adapters() if each.extender and each.mode(policy) != "off"]
+    return any(has_ref(policy, *each.prefixes) for each in asking)
 
 
 def needed_rights(

@@ -19,7 +19,6 @@ from fairshare.core.gpu_models import model_of_labels, policy_of_part, units
 from fairshare.core.queues_and_weights import UNLIMITED, Condition, Gang, Issue, Pod, PolicyTree
 from fairshare.core.scheduler_queue_objects import has_ref
 from fairshare.laws.gang_turns import gang_reach
-from fairshare.schedulers.kube_scheduler.adapter import NAME as KUBE_SCHEDULER
 from fairshare.targets.guard import MOST_CALLS_S, PluginFault
 from fairshare.targets.installed import adapters, with_workloads
 from fairshare.targets.status_config_map import StatusObject, conditions
@@ -162,12 +161,12 @@ def _of_conditions(target: str, conditions: Iterable[Condition]) -> Iterator[Fin
 
 
 def extender(policy: Policy | None, conditions: Sequence[tuple[str, Condition]]) -> Iterator[Finding]:
-    """Check whether the kube-scheduler calls the extender, if the policy refers to it.
+    """Check whether a scheduler calls the extender, if the policy refers to it.
 
     conditions: (target, condition) of each condition in the controller's status ConfigMap."""
-    if queues_of(policy, KUBE_SCHEDULER):
-        effective = [each for target, each in conditions if target == KUBE_SCHEDULER and each.type == "Effective"]
-        for finding in _of_conditions(KUBE_SCHEDULER, effective):
+    for name in (adapter.name for adapter in adapters() if adapter.extender and queues_of(policy, adapter.name)):
+        effective = [each for target, each in conditions if target == name and each.type == "Effective"]
+        for finding in _of_conditions(name, effective):
             yield replace(finding, remedy=REMEDY)
 
 

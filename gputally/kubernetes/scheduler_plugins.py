@@ -195,6 +195,16 @@ def stated_gpus(resources: object, parts: MigParts) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
+class SettingFile:
+    """A setting of the controller that names a file or a folder, and an option of commands that reach the scheduler.
+
+    help: what it is, for people."""
+
+    name: str
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerPlugin:
     """The manifest of a scheduler.
 
@@ -207,6 +217,7 @@ class SchedulerPlugin:
         scheduler has no objects in the cluster. A kind is of one scheduler, and none of Kubernetes itself.
     settings: where the model of its section of the policy is, as `module:Class`, for one of gputally's own schedulers,
         whose sections the accountant checks too. That of another package is the adapter's (`Adapter.settings`).
+    files: settings of the controller for one of gputally's own schedulers that is reached outside the cluster.
     reaches: what it reads, writes and connects to, for the operator.
     page: the page about it.
     pods: how its pods name their queue; None if they do not.
@@ -238,6 +249,7 @@ class SchedulerPlugin:
     notes: bool = False
     rights: tuple[Rights, ...] = ()
     settings: str = ""
+    files: tuple[SettingFile, ...] = ()
 
     def __post_init__(self) -> None:
         for word in (self.name, *self.prefixes):

@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from accountant.wire.policy_models import Policy
 from fairshare.controller.weight_writer import adopt, release_weights
 from fairshare.schedulers.runai import adapter as runai_target
-from fairshare.schedulers.runai.adapter import PROJECT, RunaiAdapter, RunaiApi, RunaiCluster, RunaiFault, opened
+from fairshare.schedulers.runai.adapter import PROJECT, RunaiAdapter, RunaiApi, RunaiCluster, RunaiFault
+from fairshare.targets.installed import opened
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import ClusterError, ClusterRefused, ClusterUnavailable, Conflict, NotFound
@@ -312,11 +313,11 @@ def test_writes_of_one_cycle_are_few(loop: Make, there: StandIn, accountant: Acc
 def test_it_is_opened_where_the_policy_names_it(cluster: MemoryCluster, credentials: Path, clock: VirtualClock) -> None:
     other = Policy.model_validate({"queues": [{"name": "a", "refs": ["kai:a"]}]})
     for policy in (other, _policy(mode="off")):
-        with opened(policy, cluster, None, None, WHERE, clock) as found:
+        with opened(policy, cluster, lambda _: None, WHERE, clock) as found:
             assert found == {}
-    with opened(_policy(), cluster, credentials, None, WHERE, clock) as found:
+    with opened(_policy(), cluster, {"runai_credentials": credentials}.get, WHERE, clock) as found:
         assert set(found) == {"runai"}
-    nothing = opened(_policy(), cluster, None, None, WHERE, clock)
+    nothing = opened(_policy(), cluster, lambda _: None, WHERE, clock)
     with pytest.raises(RunaiFault, match="client-id and client-secret"), nothing:
         pass
 

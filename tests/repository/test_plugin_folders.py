@@ -58,20 +58,15 @@ IMPORTS = {
 
 
 _CHARGES = "the lake's table of charges has the columns of the export"
-_CREDENTIALS = "the options that name its credentials, and its client"
 KNOWN = {
     ("accountant.lake.publisher", "accountant.lake.engines.duckdb"): "compares what is published; ledgers are DuckDB",
     ("accountant.lake.table_rows", "accountant.exports.focus"): _CHARGES,
     ("accountant.lake.tables", "accountant.exports.focus"): _CHARGES,
     ("fairshare.__main__", "fairshare.schedulers.kai"): "the command `shard`",
-    ("fairshare.cli.command_options", "fairshare.schedulers.runai"): _CREDENTIALS,
-    ("fairshare.composition", "fairshare.schedulers.kube_scheduler"): "serves the extender",
-    ("fairshare.composition", "fairshare.schedulers.runai"): _CREDENTIALS,
     ("gputally.demo.pipeline", "fairshare.schedulers.kai"): "the demo plays this scheduler",
     ("gputally.doctor.check_inputs", "agent.gpu_readers.nvml"): "counts the GPUs that the driver knows",
     ("gputally.doctor.check_inputs", "agent.holders.kubelet"): "asks the kubelet itself",
     ("gputally.doctor.node_checks", "agent.gpu_readers.nvml"): "says what to do if the driver does not start",
-    ("gputally.doctor.scheduler_checks", "fairshare.schedulers.kube_scheduler"): "checks the extender",
 }
 
 

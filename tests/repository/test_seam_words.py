@@ -15,7 +15,6 @@ _CHARGES = "the lake's table of charges has the columns of the export"
 _INVOICE = "an invoice that is read, not a report that is written"
 _REFS = "the references to queues in the ledger"
 _OWNERS = "kinds that own pods"
-_CREDENTIALS = "the options that name its credentials"
 SCHEDULERS = {
     "kueue": {
         "accountant/billing/job_attempts.py": "names of gangs in decisions",
@@ -30,10 +29,6 @@ SCHEDULERS = {
     "run[:_.]?ai": {
         "accountant/compat/kai_usage_api.py": "a label of its metrics: the seam of exports",
         "accountant/reports/savings_hints.py": _OWNERS,
-        "fairshare/cli/command_options.py": _CREDENTIALS,
-        "fairshare/composition.py": _CREDENTIALS,
-        "fairshare/controller/weight_writer.py": "what to do about a weight that somebody sets in its pages",
-        "fairshare/core/settings.py": _CREDENTIALS,
     },
 }
 NAMED_ELSEWHERE = SCHEDULERS | {

@@ -39,6 +39,7 @@ class KubeSchedulerAdapter(Adapter):
     name = NAME
     prefixes = (LABELLED,)
     settings = KubeSchedulerTarget
+    extender = True
     reasons = REASONS
 
     def reads(self, _policy: Policy) -> tuple[ObjectQuery, ...]:

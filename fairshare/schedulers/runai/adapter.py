@@ -35,7 +35,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 from urllib.parse import quote
 
@@ -265,6 +265,29 @@ class RunaiAdapter(Adapter):
     settings = RunaiTarget
     reasons = REASONS
     most_writes = 60  # each write is two requests to a remote service
+    managers = MappingProxyType(
+        {ANOTHER_CLIENT: "Run:ai: do not set {field} of a {kind} there any more, by hand or by script"}
+    )
+
+    @contextmanager
+    def opened(
+        self, policy: Policy, cluster: Cluster, files: Mapping[str, Path | None], where: StatusObject, clock: Clock, /
+    ) -> Iterator[Objects | None]:
+        """Yield Run:ai's objects, or None if the policy does not use Run:ai. Raises RunaiFault.
+
+        The notes on Run:ai's units are in a ConfigMap with `-runai` after the name of `where`."""
+        target, credentials = RunaiTarget.of(policy), files["runai_credentials"]
+        if target.mode == "off" or target.url is None or not has_ref(policy, *self.prefixes):
+            yield None
+            return
+        if credentials is None:
+            raise RunaiFault(
+                "the policy has queues of Run:ai: give --runai-credentials (or the setting runai_credentials),"
+                " a folder with the files client-id and client-secret"
+            )
+        ca_file = files["runai_ca_file"]
+        with RunaiApi(target.url, credentials, clock, cluster=target.cluster, ca_file=ca_file) as api:
+            yield RunaiCluster(api, cluster, where.namespace, f"{where.name}-runai")
 
     def reads(self, _policy: Policy) -> tuple[ObjectQuery, ...]:
         return (ObjectQuery((PROJECT,), required=True), ObjectQuery((DEPARTMENT,)), ObjectQuery((NODE_POOL,)))
@@ -465,23 +488,3 @@ def _key(kind: Kind, uid: str) -> str:
 
 class RunaiFault(FairshareError):
     """The policy has queues of Run:ai, but no credentials for it are configured."""
-
-
-@contextmanager
-def opened(
-    policy: Policy, cluster: Cluster, credentials: Path | None, ca_file: Path | None, where: StatusObject, clock: Clock
-) -> Iterator[Mapping[str, Objects]]:
-    """Yield Run:ai's objects under the adapter's name, or nothing if the policy does not use Run:ai. Raises RunaiFault.
-
-    where: the controller's ConfigMap. The notes on Run:ai's units are in a ConfigMap with `-runai` after its name."""
-    target = RunaiTarget.of(policy)
-    if target.mode == "off" or target.url is None or not has_ref(policy, *RunaiAdapter.prefixes):
-        yield {}
-        return
-    if credentials is None:
-        raise RunaiFault(
-            "the policy has queues of Run:ai: give --runai-credentials (or the setting runai_credentials),"
-            " a folder with the files client-id and client-secret"
-        )
-    with RunaiApi(target.url, credentials, clock, cluster=target.cluster, ca_file=ca_file) as api:
-        yield {NAME: RunaiCluster(api, cluster, where.namespace, f"{where.name}-runai")}

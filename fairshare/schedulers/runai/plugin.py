@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gputally.kubernetes.scheduler_plugins import PodJobLabels, SchedulerPlugin
+from gputally.kubernetes.scheduler_plugins import PodJobLabels, SchedulerPlugin, SettingFile
 
 SCHEDULER = SchedulerPlugin(
     name="runai",
@@ -14,5 +14,9 @@ SCHEDULER = SchedulerPlugin(
     page="docs/schedulers.md",
     jobs=PodJobLabels(kind="workloadKind", name="workloadName"),
     notes=True,
+    files=(
+        SettingFile("runai_credentials", "Folder with the files client-id and client-secret for Run:ai."),
+        SettingFile("runai_ca_file", "PEM file of the CAs to trust for Run:ai (default: the system's)."),
+    ),
     workloads=False,
 )
