@@ -8,30 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from accountant.channels import folder, mail, msteams, slack
+from accountant.channels import folder, mail
 from gputally.testing.channels import ACCEPTS, HANGS_UP, ChannelSuite, Medium
-from gputally.testing.http_receiver import http_receiver
 from tests.fakes.mailserver import MailServer, mail_server
-
-
-class _OverWebhook(ChannelSuite):
-    __test__ = False
-
-    @pytest.fixture
-    def medium(self, tmp_path: Path) -> Iterator[Medium]:
-        with http_receiver() as server:
-            (tmp_path / "url").write_text(f"{server.url}/services/s3cret")
-            yield Medium({"url_file": str(tmp_path / "url")}, server, secrets=("s3cret",))
-
-
-class TestSlack(_OverWebhook):
-    __test__ = True
-    plugin = slack.CHANNEL
-
-
-class TestTeams(_OverWebhook):
-    __test__ = True
-    plugin = msteams.CHANNEL
 
 
 class _Letters:

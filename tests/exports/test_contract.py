@@ -10,7 +10,6 @@ from decimal import Decimal
 
 import pyarrow.parquet as pq
 import pytest
-from openpyxl import load_workbook
 
 from accountant.exports.protocol import exports
 from accountant.exports.zip_archive import unpack
@@ -44,17 +43,6 @@ class TestParquet(ExportSuite):
     def due(self, content: bytes) -> Due:
         rows = pq.read_table(io.BytesIO(content)).to_pylist()
         return {row["team"]: row["cost"] for row in rows if row["record"] == "payable"}
-
-
-class TestXlsx(ExportSuite):
-    plugin = exports()["xlsx"]
-
-    def due(self, content: bytes) -> Due:
-        book = load_workbook(io.BytesIO(content))
-        if "Payable by team" not in book.sheetnames:
-            return {}
-        _, *rows, _ = book["Payable by team"].iter_rows(values_only=True)
-        return {str(team): Decimal(str(amount)) for team, amount in rows}
 
 
 class TestJson(ExportSuite):

@@ -15,7 +15,6 @@ import yaml
 
 from fairshare.core.published_devices import SLICES
 from fairshare.schedulers.kai.kinds import CONFIG
-from fairshare.schedulers.volcano.kinds import COMMAND
 from gputally.base.errors import ClusterUnavailable, NotFound
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, POD_GROUPS, PRIORITY_CLASS, Kind, Object
@@ -56,7 +55,10 @@ def standing(server: ApiServer, objects: Sequence[Object], kinds: Sequence[Kind]
     for kind in _present(kinds):
         if not kind.namespaced and kind != PRIORITY_CLASS:  # what earlier tests left would compete
             server.request("DELETE", f"{_group(kind)}/{kind.plural}")
-        elif kind in (COMMAND, CONFIG_MAP):  # a status with weights of an earlier test would be gone on with
+        elif kind.kind in (
+            "Command",
+            CONFIG_MAP.kind,
+        ):  # a status with weights of an earlier test would be gone on with
             for left in server.request("GET", f"{_group(kind)}/{kind.plural}")["items"]:
                 server.request("DELETE", _path(kind, left["metadata"]["name"], left["metadata"]["namespace"]))
     known = {(kind.api_version, kind.kind): kind for kind in kinds}

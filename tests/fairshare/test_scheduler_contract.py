@@ -14,14 +14,12 @@ from fairshare.schedulers.kueue import kinds as kueue
 from fairshare.schedulers.kueue.plugin import SCHEDULER as KUEUE
 from fairshare.schedulers.runai.adapter import NODE_POOL, UNITS, RunaiApi, RunaiCluster
 from fairshare.schedulers.runai.plugin import SCHEDULER as RUNAI
-from fairshare.schedulers.volcano import kinds as volcano_kinds
-from fairshare.schedulers.volcano.plugin import SCHEDULER as VOLCANO
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, POD_GROUPS, Objects
 from gputally.testing.schedulers import NOW_MS, SchedulerSite, SchedulerSuite
 from tests.fairshare.builders import object_of, pod_object, queue_object, shard_object
-from tests.fairshare.scheduler_objects import DATABASE, ON, SHOWN, V1BETA2, configured, volcano
+from tests.fairshare.scheduler_objects import DATABASE, ON, SHOWN, V1BETA2, configured
 from tests.fakes.runai import CLIENT, SECRET, StandIn
 
 
@@ -62,28 +60,6 @@ class TestKueue(SchedulerSuite):
             refs=("kueue:a", "kueue:b"),
             objects=(*map(queue, "ab"), *map(local, "ab"), *map(workload, "ab"), configured(ON)),
             without_effect=lambda cluster: cluster.load([configured(V1BETA2), queue("a", {}), queue("b", {})]),
-        )
-
-
-class TestVolcano(SchedulerSuite):
-    plugin = VOLCANO
-
-    @pytest.fixture
-    def site(self) -> SchedulerSite:
-        def queue(name: str) -> dict[str, Any]:
-            return object_of(volcano_kinds.QUEUE, name, {"weight": 4}, {"allocated": {GPU: "4"}})
-
-        def group(name: str) -> dict[str, Any]:
-            spec = {"queue": name, "minMember": 1, "minResources": {GPU: "4"}}
-            return object_of(volcano_kinds.POD_GROUP, f"g-{name}", spec, {"phase": "Pending"}, uid=name)
-
-        return SchedulerSite(
-            refs=("volcano:a", "volcano:b"),
-            objects=(*map(queue, "ab"), *map(group, "ab"), volcano("proportion")),
-            without_effect=lambda cluster: cluster.load([volcano("capacity")]),
-            counts_history=lambda cluster: cluster.load(
-                [volcano("proportion", {"name": "fairshare", "arguments": {}})]
-            ),
         )
 
 

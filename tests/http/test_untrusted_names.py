@@ -23,7 +23,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from accountant.api.dependencies import Deps
-from accountant.channels import msteams, slack
 from accountant.channels.mail import Mail, Smtp
 from accountant.channels.protocol import Message, one_line
 from accountant.composition import Service
@@ -192,6 +191,8 @@ def _about(letter, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_slack_reads_none_of_its_signs_in_a_name(letter, name):
+    from accountant.channels import slack
+
     body = slack.body(_about(letter, name))
     assert "<" not in body["text"], "what notifications show is the one part that it would read them in"
     texts = [block["text"] for block in body["blocks"] if "text" in block]
@@ -202,6 +203,8 @@ def test_slack_reads_none_of_its_signs_in_a_name(letter, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_teams_gets_runs_of_text(letter, name):
+    from accountant.channels import msteams
+
     (attachment,) = msteams.body(_about(letter, name))["attachments"]
     body = attachment["content"]["body"]
     inlines = [run for block in body for run in block.get("inlines", ())]

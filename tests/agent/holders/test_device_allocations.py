@@ -153,7 +153,6 @@ def offered(*ids: str) -> tuple[ContainerDevices, ...]:
 
 
 KAI = frozenset({"kai"})
-HAMI = virtual_devices()["hami"]
 
 
 def join(pods: Iterable[PodResources], views: Iterable[PodView] = (), **node: object) -> NodeAllocations:
@@ -356,8 +355,8 @@ def test_a_virtual_device_of_hami_is_the_part_that_its_limits_leave(limits: dict
 
 
 def test_a_part_declared_of_a_size_that_was_not_read_is_unknown() -> None:
-    assert limited_ppm({"nvidia.com/gpumem": "20390"}, HAMI, None) is None, "not all of the GPU"
-    assert limited_ppm({"nvidia.com/gpumem-percentage": "25"}, HAMI, None) == 250_000
+    assert limited_ppm({"nvidia.com/gpumem": "20390"}, virtual_devices()["hami"], None) is None, "not all of the GPU"
+    assert limited_ppm({"nvidia.com/gpumem-percentage": "25"}, virtual_devices()["hami"], None) == 250_000
     requests = {"a": {"gpu-memory": "20390"}}
     unsized = {A: replace(GPUS[0], memory_mib=None)}
     found = replace_reservations([STAND_IN], [(A, "", pod("a"))], requests, unsized, KAI)
@@ -408,7 +407,7 @@ def test_a_long_text_is_read_to_its_end(text: str, ppm: int | None) -> None:
 def test_no_request_text_is_too_strange(requests: dict[str, str]) -> None:
     for known in ({A: GPUS[0]}, {}):
         replace_reservations([STAND_IN], [(A, "", pod("a"))], {"a": requests}, known, KAI)
-    part = limited_ppm(requests, HAMI, MEMORY_MIB)
+    part = limited_ppm(requests, virtual_devices()["hami"], MEMORY_MIB)
     assert part is not None
     assert 0 < part <= 1_000_000
 

@@ -1,0 +1,21 @@
+"""The suite of channels over a webhook, whose URL is in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gputally.testing.channels import ChannelSuite, Medium
+from gputally.testing.http_receiver import http_receiver
+
+
+class WebhookSuite(ChannelSuite):
+    __test__ = False
+
+    @pytest.fixture
+    def medium(self, tmp_path: Path) -> Iterator[Medium]:
+        with http_receiver() as server:
+            (tmp_path / "url").write_text(f"{server.url}/services/s3cret")
+            yield Medium({"url_file": str(tmp_path / "url")}, server, secrets=("s3cret",))
