@@ -32,15 +32,15 @@ from pydantic import (
 )
 
 from accountant.wire.option_types import MOST, is_empty
-from accountant.wire.scheduler_sections import Mode, ModesOfTargets, Section, TargetSections
+from accountant.wire.scheduler_sections import Mode, ModesOfTargets, SchedulerSection, TargetSections
 from gputally.base.gpu_model_names import GpuModel, parse_gpu_model
 from gputally.kubernetes.scheduler_plugins import own_schedulers
 from gputally.server.config_loading import Duration, Model, parse_seconds
 
 
-def _model(place: str) -> type[Section]:
+def _model(place: str) -> type[SchedulerSection]:
     module, _, name = place.partition(":")
-    found: type[Section] = getattr(importlib.import_module(module), name)
+    found: type[SchedulerSection] = getattr(importlib.import_module(module), name)
     return found
 
 

@@ -22,7 +22,7 @@ Apply = Literal["dry-run", "enforce"]
 Mode = Annotated[Literal["off", "dry-run", "enforce"], BeforeValidator(bare_off)]
 
 
-class Section(Model):
+class SchedulerSection(Model):
     """The section of one of gputally's own schedulers."""
 
     mode: str
@@ -68,7 +68,7 @@ class TargetSections(Model):
         """The sections of schedulers of other packages."""
         return self.__pydantic_extra__ or {}
 
-    def sections(self) -> Iterator[Section]:
+    def sections(self) -> Iterator[SchedulerSection]:
         """Yield the sections of gputally's own schedulers."""
         return (getattr(self, name) for name in type(self).model_fields)
 

@@ -113,7 +113,7 @@ class PodGangKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueLevel:
+class LevelObjects:
     """Objects of one kind, one of the scheduler's own.
 
     above: the fields that may name what is above, in the order in which they count, such as `spec.clusterQueue`.
@@ -136,14 +136,14 @@ class QueueLevels:
     groups: groups of queues and of groups. One that is only named has no object.
     prefix: what references to groups begin with, one of the manifest's prefixes."""
 
-    queues: QueueLevel
-    workloads: QueueLevel
-    leading: QueueLevel
-    groups: QueueLevel
+    queues: LevelObjects
+    workloads: LevelObjects
+    leading: LevelObjects
+    groups: LevelObjects
     prefix: str
 
     @property
-    def each(self) -> tuple[QueueLevel, QueueLevel, QueueLevel, QueueLevel]:
+    def each(self) -> tuple[LevelObjects, LevelObjects, LevelObjects, LevelObjects]:
         return self.queues, self.workloads, self.leading, self.groups
 
 

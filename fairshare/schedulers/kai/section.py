@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from accountant.wire.option_types import ChoiceTexts
-from accountant.wire.scheduler_sections import Apply, Section
+from accountant.wire.scheduler_sections import Apply, SchedulerSection
 from gputally.server.config_loading import bare_off
 
 if TYPE_CHECKING:
     from accountant.wire.policy_models import Policy
 
 
-class KaiTarget(Section):
+class KaiTarget(SchedulerSection):
     """How shares reach KAI.
 
     mode: with `usage`, KAI counts history by the same rule itself and reads exact usage from the accountant; weights

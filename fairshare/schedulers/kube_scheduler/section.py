@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, ConfigDict
 
 from accountant.wire.option_types import ChoiceTexts
-from accountant.wire.scheduler_sections import Section
+from accountant.wire.scheduler_sections import SchedulerSection
 from gputally.server.config_loading import bare_off
 
 
-class KubeSchedulerTarget(Section):
+class KubeSchedulerTarget(SchedulerSection):
     """How shares reach kube-scheduler.
 
     mode: with `extender`, the shares of queues with `policy:` refs take effect through the scheduler extender. With

@@ -8,11 +8,11 @@ from gputally.kubernetes.objects import Object, value_at
 from gputally.kubernetes.rights import Rights
 from gputally.kubernetes.scheduler_plugins import (
     JobLabel,
+    LevelObjects,
     OwnQueue,
     PodGangKeys,
     PodJobLabels,
     PodQueueLabels,
-    QueueLevel,
     QueueLevels,
     SchedulerPlugin,
     stated_gpus,
@@ -46,10 +46,10 @@ SCHEDULER = SchedulerPlugin(
     jobs=PodJobLabels((JobLabel("kueue.x-k8s.io/pod-group-name", "PodGroup"),)),
     # A ClusterQueue names its cohort in `cohort` up to v1beta1.
     levels=QueueLevels(
-        queues=QueueLevel(LOCAL_QUEUES[0].kind, ("spec.clusterQueue",)),
-        workloads=QueueLevel(WORKLOADS[0].kind, ("status.admission.clusterQueue",), queue="spec.queueName"),
-        leading=QueueLevel(CLUSTER_QUEUES[0].kind, ("spec.cohortName", "spec.cohort")),
-        groups=QueueLevel(COHORTS[0].kind, ("spec.parentName",)),
+        queues=LevelObjects(LOCAL_QUEUES[0].kind, ("spec.clusterQueue",)),
+        workloads=LevelObjects(WORKLOADS[0].kind, ("status.admission.clusterQueue",), queue="spec.queueName"),
+        leading=LevelObjects(CLUSTER_QUEUES[0].kind, ("spec.cohortName", "spec.cohort")),
+        groups=LevelObjects(COHORTS[0].kind, ("spec.parentName",)),
         prefix="kueue-cohort",
     ),
     own_queue=_own_queue,

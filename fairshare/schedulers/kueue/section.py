@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from accountant.wire.scheduler_sections import Apply, Section
+from accountant.wire.scheduler_sections import Apply, SchedulerSection
 from gputally.server.config_loading import bare_off
 
 
-class KueueTarget(Section):
+class KueueTarget(SchedulerSection):
     """How shares reach Kueue.
 
     mode: with `weight`, the controller publishes `fairSharing.weight`.

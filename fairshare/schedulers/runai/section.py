@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from accountant.wire.scheduler_sections import Apply, Section
+from accountant.wire.scheduler_sections import Apply, SchedulerSection
 from gputally.server.config_loading import bare_off
 
 if TYPE_CHECKING:
     from accountant.wire.policy_models import Policy
 
 
-class RunaiTarget(Section):
+class RunaiTarget(SchedulerSection):
     """How shares reach Run:ai. mode weight: publish `overQuotaWeight` of projects and departments through Run:ai's API.
 
     url: its control plane.

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from accountant.wire.option_types import ChoiceTexts
-from accountant.wire.scheduler_sections import Apply, Section
+from accountant.wire.scheduler_sections import Apply, SchedulerSection
 from gputally.server.config_loading import bare_off
 
 
-class VolcanoTarget(Section):
+class VolcanoTarget(SchedulerSection):
     """How shares reach Volcano.
 
     mode: the field that Volcano's active plugin reads: `weight` with the plugin proportion, `deserved` with capacity,
