@@ -35,7 +35,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PRODUCTION = ("agent", "accountant", "fairshare", "gputally", "dashboards")
 WORDS = ("kueue", "volcano", "kai", "hami", "run:ai", "slurm", "dcgm", "slack", "xlsx", "spark")
-_PATTERNS = {"run:ai": r"run[:_]?ai", "hami": r"(?<![a-z])hami(?!lton)"}
+OWN = {"dcgm": ("accountant/histories/prometheus/",)}
+"""Folders that are a word's own although their names are others: this one reads the exporter's series."""
+_PATTERNS = {"run:ai": r"run[:_]?ai", "hami": r"(?<![a-z])hami(?!lton)", "spark": r"(?<![a-z])spark(?!line)"}
 READERS = ("Questions", "Moment", "Ledger", "Snapshot", "DuckLedger", "DuckMoment", "LakeLedger", "LakeMoment", "Fleet")
 READERS_IN = (
     "accountant/ledger/",
@@ -87,7 +89,12 @@ def code_lines(source: str) -> int:
 def naming(word: str, sources: Mapping[str, str]) -> list[str]:
     """Return the modules that name the word although no folder or file on their path does."""
     pattern = re.compile(_PATTERNS.get(word, rf"(?<![a-z]){word}"), re.IGNORECASE)
-    return [path for path, source in sources.items() if pattern.search(source) and not pattern.search(path)]
+    own = OWN.get(word, ())
+    return [
+        path
+        for path, source in sources.items()
+        if pattern.search(source) and not pattern.search(path) and not path.startswith(own)
+    ]
 
 
 def reading_methods(trees: Tree) -> list[str]:

@@ -53,6 +53,7 @@ from accountant.core.window_decay import bounds
 from accountant.ledger.protocols import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey
 from accountant.ledger.usage import coverage
 from accountant.reports.figure_formatting import age_note
+from accountant.wire import window_decays
 from accountant.wire.option_types import JobKind, JobOrder, JobState
 from accountant.wire.policy_models import Decision, Measure, UsageWindow, WindowKind, WindowSpec
 from accountant.wire.usage_cost_and_job_models import (
@@ -149,12 +150,8 @@ class WindowParams(Params):
     start: Instant = None
     cron: str | None = Field(default=None, max_length=100, description="minute hour day month weekday: 0 0 * * 1")
     half_life: Duration | None = Field(default=None, gt=0, description="Age at which usage counts half.")
-    decay: Literal["exact", "slurm"] = Field(
-        default="exact", description="exact: the integral; slurm: Slurm's own calculation."
-    )
-    calc_period: Duration = Field(
-        default=300, gt=0, le=900, description="With decay=slurm: Slurm's PriorityCalcPeriod."
-    )
+    decay: window_decays.Decay = Field(default="exact", description=window_decays.DECAY)
+    calc_period: Duration = Field(default=300, gt=0, le=900, description=window_decays.CALC_PERIOD)
     measure: Measure = Field(default="allocated", description="The measure that is summed.")
     gpu_weight: tuple[str, ...] = Field(
         default=(),

@@ -128,7 +128,7 @@ class Quotas(Model):
     parts: int = Field(default=512, ge=1)
     """Parts (models and MIG instances) that one GPU may have had in all time."""
     holders: int = Field(default=24_000, ge=1)
-    """Pods, Slurm steps, containers and processes that a node may name for the first time within a day."""
+    """Pods, steps of jobs, containers and processes that a node may name for the first time within a day."""
     bytes: int = Field(default=1024 * MIB, ge=MIB)
     """Bytes of records that a node may leave within a day, as the ledger keeps them. Above it, records are lost: not
     even the quarantine keeps their content. Above twice as many, 429."""

@@ -121,13 +121,13 @@ def combine(values: Sequence[int], weights: Sequence[float] | None) -> int:
     return round(math.fsum([value * weight for value, weight in zip(values, weights, strict=True)]))
 
 
-def slurm_weights(starts_ms: Iterable[int], at_ms: int, half_life_s: int | None) -> Sequence[float] | None:
+def weights_by_period(starts_ms: Iterable[int], at_ms: int, half_life_s: int | None) -> Sequence[float] | None:
     """The weight of each slice as Slurm decays it: (1 - 0.693 / half-life) ^ seconds since its beginning. None without
     a half-life.
 
     Slurm decays the usage of a period by the whole length of the period, and linearises ln 2, so it counts slightly
-    less than the integral. Windows with `decay: slurm` can be compared with Slurm's own figures. Slices begin at a
-    multiple of PriorityCalcPeriod, or inside one. Source: Slurm's priority/multifactor plugin, _decay_thread."""
+    less than the integral. Such windows can be compared with Slurm's own figures. Slices begin at a multiple of
+    PriorityCalcPeriod, or inside one. Source: Slurm's priority/multifactor plugin, _decay_thread."""
     if half_life_s is None:
         return None
     kept_a_second = 1.0 - SLURM_LN2 / half_life_s

@@ -402,9 +402,9 @@ class LakeLedger:
         Without a half-life the usage equals the ledger's own answer, to the microsecond. With one, usage counts as
         spread evenly over each hour. watermark_ms: the instant up to which every cluster has records. Raises
         UnsupportedQuestion."""
-        if measure not in ("allocated", "busy") or shard is not None or spec.gpu_weights or spec.decay == "slurm":
+        if measure not in ("allocated", "busy") or shard is not None or spec.gpu_weights or spec.by_period:
             raise UnsupportedQuestion(
-                "the lake has only windows of allocated or busy time, without shards, GPU weights and Slurm's decay: "
+                "the lake has only windows of allocated or busy time, without shards, weights and a decay by period: "
                 f"query the accountant of {self.row.ledger}"
             )
         start_ms, end_ms = bounds(spec, at_ms, self._zone)

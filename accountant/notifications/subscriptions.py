@@ -9,8 +9,7 @@ destinations:
   archive: {folder: /var/lib/gputally/reports}
   finance: {smtp: {server: mail.example.com:587, from: gputally@example.com, to: [finance@example.com],
                    user: gputally, password_file: /etc/gputally/smtp/password}}
-  vision:  {slack: {url_file: /etc/gputally/chat/vision}}
-  board:   {msteams: {url_file: /etc/gputally/chat/board}}
+  vision:  {msteams: {url_file: /etc/gputally/chat/vision}}
 reports:
   - {of: month, forms: [pdf, csv], to: [finance, archive]}       # the cluster's, once the month is closed
   - {of: month, each_team: true, forms: [pdf], to: [archive]}    # one for every team

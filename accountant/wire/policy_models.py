@@ -33,6 +33,7 @@ from pydantic import (
 
 from accountant.wire.option_types import MOST, is_empty
 from accountant.wire.scheduler_sections import Mode, ModesOfTargets, SchedulerSection, TargetSections
+from accountant.wire.window_decays import Decay
 from gputally.base.gpu_model_names import GpuModel, parse_gpu_model
 from gputally.kubernetes.scheduler_plugins import own_schedulers
 from gputally.server.config_loading import Duration, Model, parse_seconds
@@ -184,8 +185,8 @@ class WindowSpec(Model):
         before) `start`, by default 1970 UTC. `cron`: since the expression `cron` last fired. `calendar`: since the
         beginning of the month. `cron` and `calendar` use the accountant's time zone and have no size.
     half_life: None: no decay.
-    decay: exact is the integral; slurm is Slurm's calculation for the same half-life, per period of `calc_period`
-        (PriorityCalcPeriod), for comparison with its figures.
+    decay: exact is the integral, another choice the calculation of another program for the same half-life, per period
+        of `calc_period`, for comparison with its figures.
     gpu_weights: by name of a GPU model, the weight of a GPU-second (like TRESBillingWeights); `*` stands for all
         other models, which without it have weight 1."""
 
@@ -194,14 +195,14 @@ class WindowSpec(Model):
     half_life: Duration | None = Field(default=None, gt=0)
     start: AwareDatetime | None = None
     cron: str | None = Field(default=None, max_length=100)
-    decay: Literal["exact", "slurm"] = "exact"
+    decay: Decay = "exact"
     calc_period: Duration = Field(default=300, gt=0, le=900)
     gpu_weights: dict[GpuName, GpuWeight] = Field(default={}, max_length=100)
 
     @model_validator(mode="after")
     def _belongs(self) -> WindowSpec:
-        if self.decay == "slurm" and self.half_life is None:
-            raise ValueError("decay: slurm needs a half_life (PriorityDecayHalfLife)")
+        if self.by_period and self.half_life is None:
+            raise ValueError(f"decay: {self.decay} needs a half_life (PriorityDecayHalfLife)")
         if 900 % self.calc_period:
             raise ValueError(f"calc_period must divide a quarter of an hour (900 s), and {self.calc_period} s does not")
         if self.start is not None and self.kind != "tumbling":
@@ -211,6 +212,11 @@ class WindowSpec(Model):
         if self.cron is not None:
             known_cron(self.cron)
         return self
+
+    @property
+    def by_period(self) -> bool:
+        """Whether the history decays period by period, and not exactly."""
+        return self.decay != "exact"
 
 
 def known_cron(expression: str) -> str:
@@ -592,7 +598,7 @@ class UsageWindow(Model):
     start_ms: int
     end_ms: int
     half_life_s: int | None
-    decay: Literal["exact", "slurm"] = "exact"
+    decay: Decay = "exact"
     measure: Measure
     unit: str
     by: str

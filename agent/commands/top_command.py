@@ -300,7 +300,7 @@ FrameReader = Callable[[], Frame]
 """Reads the node once."""
 _DESCRIPTION = """Show a live table of this machine's GPUs and their holders.
 
-Without arguments the command reads NVML, and the holders are Slurm steps, containers, pods (by their log folders) and
+Without arguments the command reads NVML, and the holders are steps of jobs, containers, pods (by their log folders) and
 processes. With --metrics it shows the last closed intervals of a running agent. It stores and sends nothing. An unknown
 value is a dash. Exit codes: 0 success, 1 no GPU or the page cannot be read, 2 wrong call."""
 

@@ -115,9 +115,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     gpu_readers: Annotated[
         str,
         Meta(
-            description="Readers of the GPUs, separated by commas, each as NAME or NAME=PLACE: nvml, "
-            "dcgm=http://HOST:9400/metrics, and those of other packages (gputally plugins). A later one adds what the "
-            "earlier ones lack."
+            description="Readers of the GPUs, separated by commas, each as NAME or NAME=PLACE, by their names in "
+            "gputally plugins. A later one adds what the earlier ones lack."
         ),
     ] = "nvml"
     holders: Annotated[
@@ -347,7 +346,7 @@ def _contradictions(values: Mapping[str, object], places: Mapping[str, str]) -> 
 _BUSY = ("pod-busy-on-shared-gpus", "how busy each pod is on a GPU that several share")
 _MEMORY = ("pod-memory-on-shared-gpus", "how much memory each pod uses on a GPU that several share")
 _UNALLOCATED = ("processes-outside-kubernetes", "which processes use a GPU without an allocation")
-_MIG = ("mig-utilisation", "how busy MIG instances are, unless a DCGM exporter reports it")
+_MIG = ("mig-utilisation", "how busy MIG instances are, unless an exporter reports it")
 _ALL = (_BUSY, _MEMORY, _UNALLOCATED, _MIG)
 
 _UNSEEN: dict[PrivilegeLevel, tuple[tuple[str, str], ...]] = {

@@ -1,4 +1,4 @@
-"""The readers that the settings choose, as one: `nvml`, or `nvml, dcgm=http://localhost:9400/metrics`.
+"""The readers that the settings choose, as one: `nvml`, or `nvml, NAME=PLACE`.
 
 They read one after another. The first one that lists a device owns it. A later one can only give values that the owner
 lacks: a value that the owner has given once, or that its driver refuses at the moment, never comes from another reader,

@@ -55,6 +55,12 @@ def job_paths() -> re.Pattern[str]:
     return re.compile("|".join(map(_job_path, found)) or r"(?!)", re.MULTILINE)
 
 
+def job_ending(job: str) -> str:
+    """Return the command that ends a job, one for each batch system that is known."""
+    commands = sorted({one.jobs.cancel for one in installed().values() if one.jobs is not None and one.jobs.cancel})
+    return " or ".join(f"{command} {job}" for command in commands) or f"end job {job}"
+
+
 def _job_path(jobs: JobCgroups) -> str:
     folders = "|".join(re.escape(folder).replace(r"\*", "[^/:]*") for folder in jobs.folders)
     job, begin = re.escape(jobs.job), re.escape(jobs.step)

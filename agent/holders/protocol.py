@@ -163,11 +163,13 @@ class JobCgroups:
     folders: folders of the root or of systemd's slices that only the system itself makes, because users may choose any
         name below a folder of their own; `*` is any text without `/`.
     job: what the name of a job's folder begins with; the id of the job follows.
-    step: what the name of a step's folder in it begins with; "" if jobs have no steps."""
+    step: what the name of a step's folder in it begins with; "" if jobs have no steps.
+    cancel: the command that ends a job, for the operator; the job's id follows. "" if there is none."""
 
     folders: tuple[str, ...]
     job: str = ""
     step: str = ""
+    cancel: str = ""
 
     def __post_init__(self) -> None:
         folders: Any = self.folders  # of another package
@@ -179,6 +181,8 @@ class JobCgroups:
         for word in (self.job, self.step):
             if re.fullmatch(r"[\w.@-]{0,128}", str(word)) is None:
                 raise ValueError(f"{str(word)[:80]!r} is no beginning of a folder's name, such as job_")
+        if re.fullmatch(r"[\w./ -]{0,64}", str(self.cancel)) is None:
+            raise ValueError(f"{str(self.cancel)[:80]!r} is no command, such as batchctl cancel")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,5 +9,5 @@ HOLDERS = HolderPlugin(
     name="slurm",
     reaches="nothing of its own: it reads the control groups of processes on a GPU",
     page="docs/attribution.md",
-    jobs=JobCgroups(("slurm*/uid_*", "*slurmstepd.scope"), job="job_", step="step_"),
+    jobs=JobCgroups(("slurm*/uid_*", "*slurmstepd.scope"), job="job_", step="step_", cancel="scancel"),
 )

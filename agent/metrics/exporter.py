@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from agent.core.readings import NodeSnapshot, Unavailable
 from agent.metering.meter import ClosedSet
@@ -26,9 +26,6 @@ from gputally.base.errors import AgentError
 from gputally.base.host_names import PRIVATE_HOSTS, KnownHosts, refusal
 from gputally.base.units import MS_PER_MINUTE
 
-if TYPE_CHECKING:
-    from agent.metrics.dcgm_compat import DcgmOutput
-
 log = logging.getLogger("agent.metrics.exporter")
 
 SCRAPES_AFTER_END = 2
@@ -39,14 +36,24 @@ UNSCRAPED_MS = 10 * MS_PER_MINUTE
 holder."""
 
 
+class CompatibleOutput(Protocol):
+    """The figures under another exporter's names, for existing dashboards."""
+
+    def observe(self, snapshot: NodeSnapshot, sets: Sequence[ClosedSet]) -> None:
+        """Take a snapshot and the sets that closed with it."""
+
+    def collect(self) -> Iterable[Family]:
+        """Return the families of one scrape."""
+
+
 class AgentMetrics:
     """The agent's metrics. One thread may update them while others scrape them.
 
-    compatible: exports the figures under dcgm-exporter's names too; None does not.
+    compatible: exports the figures under another exporter's names too; None does not.
     tasks: the agent's background tasks, whose state is exported too; None if there are none."""
 
     def __init__(
-        self, node: str, version: str, compatible: DcgmOutput | None = None, tasks: BackgroundTasks | None = None
+        self, node: str, version: str, compatible: CompatibleOutput | None = None, tasks: BackgroundTasks | None = None
     ) -> None:
         self._tasks = tasks
         self._node = node

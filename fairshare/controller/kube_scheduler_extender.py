@@ -47,7 +47,7 @@ from gputally.kubernetes.objects import gpus_of_node
 MOST_SCORE = 10
 _FIT, _COMPANY = 8, 2
 """Parts of the score: how well the pod fits, and which pods run beside it."""
-_SLACK = 1e-9
+_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class QueueShare:
 
     def exceeded(self, more: float = 0.0) -> bool:
         """Return whether the queue would hold more than it is due with `more` additional GPUs."""
-        return self.allocated + more > self.entitled + _SLACK
+        return self.allocated + more > self.entitled + _TOLERANCE
 
 
 SharesFor = Callable[[Pod], Mapping[str, QueueShare]]
@@ -177,7 +177,7 @@ class NodeScores:
             _, taken, over, within = others.occupancy(view.sides)
             needed = view.pods.placed(pod, node).gpus if pod.resources else pod.gpus
             left = view.gpus.get(node, 0.0) - taken - needed
-            if left >= -_SLACK:
+            if left >= -_TOLERANCE:
                 # which part of the neighbors is of similar queues: like the pod's, above their share or within it
                 similar = None if borrows is None else over if borrows else within
                 fit = _FIT * (1 - max(0.0, left) / self._largest)
@@ -214,7 +214,7 @@ def fair_nodes(pod: Pod, victims: Mapping[str, Sequence[str]], view: ExtenderVie
             lost = {victim.gang or victim.uid: _lost_with(victim, view.pods) for victim in known}
             costs[node] = fsum(lost.values())
     least = min(costs.values(), default=0.0)
-    return tuple(sorted(node for node, cost in costs.items() if cost <= least + _SLACK))
+    return tuple(sorted(node for node, cost in costs.items() if cost <= least + _TOLERANCE))
 
 
 def _lost_with(victim: Pod, pods: PodIndex) -> float:

@@ -32,11 +32,9 @@ from gputally.base.errors import ClusterError, FairshareError
 from gputally.base.near_names import nearest, shown
 from gputally.base.yaml_file import Document, FileFault, Key, read
 from gputally.kubernetes.objects import CONFIG_MAP, Object, Objects
+from gputally.kubernetes.pod_queue_labels import ACCOUNTS
 from gputally.kubernetes.scheduler_plugins import left_out
 from gputally.server.config_loading import ReloadedFile, validate
-
-_ACCOUNTS = "slurm"
-"""The prefix of refs to accounts of a cluster without a scheduler in Kubernetes."""
 
 
 class PolicyFault(FairshareError):
@@ -228,7 +226,7 @@ def _queue_advice(queue: QueuePolicy, children: Sequence[QueuePolicy]) -> Iterat
         yield ("name",), f"no scheduler's queue belongs to {queue.name!r}: it has no refs"
     for number, ref in enumerate(queue.refs):
         scheduler, _, name = ref.partition(":")
-        if not name or (scheduler != _ACCOUNTS and not any(scheduler in each.prefixes for each in adapters())):
+        if not name or (scheduler != ACCOUNTS and not any(scheduler in each.prefixes for each in adapters())):
             yield ("refs", number), f"{ref!r} names no known scheduler (write for example kai:{queue.name})"
 
 

@@ -22,6 +22,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.util import load_yaml_guess_indent
 
+from accountant.wire import window_decays
 from accountant.wire.policy_models import Policy
 from fairshare.controller import policy_file as policies
 from fairshare.controller.policy_difference import text_of
@@ -375,10 +376,6 @@ _MEASURES = (
     ("cost", "cost: by the price book"),
     ("energy", "energy: joules"),
 )
-_DECAYS = (
-    ("exact", "exact: the integral of the half-life"),
-    ("slurm", "slurm: period by period, as Slurm does"),
-)
 _TURNS = (
     ("gang", "gang: larger than any share"),
     ("burst", "burst: beside what it holds"),
@@ -397,8 +394,8 @@ _GROUPS = (
             ),
             Field(("window", "start"), "Boundaries from", "instant", "for a tumbling window: 2026-10-01T00:00:00Z"),
             Field(("window", "cron"), "Cron", "text", "for a cron window: minute hour day month weekday"),
-            Field(("window", "decay"), "Decay", "choice", "", _DECAYS),
-            Field(("window", "calc_period"), "Decay period", "duration", "for the decay slurm: PriorityCalcPeriod"),
+            Field(("window", "decay"), "Decay", "choice", "", window_decays.CHOICES),
+            Field(("window", "calc_period"), "Decay period", "duration", window_decays.FOR_PERIOD),
             Field(("window", "gpu_weights"), "Weights of models", "yaml", "H100: 2.5  # a GPU-second counts 2.5 times"),
             Field(("measure",), "Measure", "choice", "", _MEASURES),
             Field(

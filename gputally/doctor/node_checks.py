@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from agent.core.readings import Allocation, DeviceReading, NodeSnapshot, Unavailable
 from agent.gpu_readers.nvml.nvml_library import NO_GPUS_REMEDY, remedy
+from agent.holders.installed import job_ending
+from agent.wire import JOB
 from gputally.doctor.findings import CannotCheck, CheckResult, Finding, first_findings, joined_names
 from gputally.kubernetes.objects import Kind, Object, gpus_of_node, value_at
 
-_FOREIGN = ("process", "container", "slurm")
+_FOREIGN = ("process", "container", JOB)
 _READINGS = ("busy_us", "energy_uj", "memory_used_mib")
 _REFUSED = "no permission"
 _RESET = "nvidia-smi -r, or drain and reboot the node"
@@ -98,7 +100,7 @@ def _foreign_holder(allocation: Allocation, devices: dict[str, DeviceReading]) -
     remedy = {
         "process": f"kill {pid}, or run it as a pod",
         "container": f"{holder.namespace or 'docker'} stop {holder.name}, or run it as a pod",
-        "slurm": f"scancel {holder.uid}, or keep the node out of one of the two schedulers",
+        JOB: f"{job_ending(holder.uid)}, or keep the node out of one of the two schedulers",
     }[holder.kind]
     user = f" of {holder.namespace}" if holder.kind == "process" and holder.namespace else ""
     return Finding(

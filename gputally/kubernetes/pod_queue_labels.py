@@ -21,7 +21,9 @@ from gputally.kubernetes.scheduler_plugins import (
     schedulers,
 )
 
-_ACCOUNTS = PodQueueLabels(
+ACCOUNTS = "slurm"
+"""The prefix of refs to accounts of a cluster without a scheduler in Kubernetes."""
+_ACCOUNT_LABELS = PodQueueLabels(
     ("slinky.slurm.net/slurm-account", "slurmjob.slinky.slurm.net/account"), frozenset({"slurm-bridge-scheduler"})
 )
 """The labels of pods that stand for jobs of a cluster with accounts. Source: Slinky (slurm-bridge) API reference."""
@@ -31,7 +33,7 @@ _ACCOUNTS = PodQueueLabels(
 def _labels() -> tuple[tuple[str, PodQueueLabels], ...]:
     """Return the name of each scheduler whose pods name queues, with their labels; first those that always count."""
     found = [(name, one.pods) for name, one in schedulers().items() if one.pods is not None]
-    return tuple(sorted((*found, ("slurm", _ACCOUNTS)), key=lambda each: each[1].scheduler_names is not None))
+    return tuple(sorted((*found, (ACCOUNTS, _ACCOUNT_LABELS)), key=lambda each: each[1].scheduler_names is not None))
 
 
 @cache

@@ -191,12 +191,12 @@ class Told:
 class HistorySuite:
     """The tests that every history passes.
 
-    slack_ms: how far the other system's records may be off, at the start and at the end of a use.
+    tolerance_ms: how far the other system's records may be off, at the start and at the end of a use.
     not_bookable: a number of GPUs in a record that cannot be booked: no number at all, or more than the node has.
     records_use: whether the other system can record how busy GPUs were."""
 
     plugin: ClassVar[HistoryPlugin]
-    slack_ms: ClassVar[int] = 0
+    tolerance_ms: ClassVar[int] = 0
     not_bookable: ClassVar[str] = "what"
     records_use: ClassVar[bool] = False
 
@@ -342,13 +342,16 @@ class HistorySuite:
     def _are_the_hours_of(self, uses: Sequence[Use], books: FakeAccountant, besides: str = "") -> None:
         found = books.held_us()
         found.pop(besides, None)
-        slack: Counter[str] = Counter()
+        tolerance: Counter[str] = Counter()
         expected: Counter[str] = Counter()
         for one in uses:
             expected[one.account] += int(one.gpus) * (one.end_ms - one.start_ms) * US_PER_MS
-            slack[one.account] += int(one.gpus) * 2 * self.slack_ms * US_PER_MS
+            tolerance[one.account] += int(one.gpus) * 2 * self.tolerance_ms * US_PER_MS
         assert found.keys() == expected.keys()
-        assert all(abs(found[account] - us) <= slack[account] for account, us in expected.items()), (found, expected)
+        assert all(abs(found[account] - us) <= tolerance[account] for account, us in expected.items()), (
+            found,
+            expected,
+        )
 
     def _adds_up(self, books: FakeAccountant) -> None:
         """No time of a GPU is booked twice, its rows fill their time, and a node has no more GPUs than fit in it."""

@@ -44,7 +44,7 @@ def _record(one: Use) -> dict[str, Any]:
 
 class TestPrometheus(HistorySuite):
     plugin = prometheus.HISTORY
-    slack_ms = 2 * MS_PER_MINUTE
+    tolerance_ms = 2 * MS_PER_MINUTE
     not_bookable = "512"
     records_use = True
 

@@ -13,20 +13,15 @@ _DECAY = "Slurm's own calculation of decay, a setting of windows"
 _HOLDER = "jobs as holders that agents report: the seam of holders"
 _METRICS = "the accountant's own metrics, in Prometheus' format"
 SLURM = {
-    "api/usage_cost_and_job_routes.py": _DECAY,
-    "core/settings.py": _HOLDER,
     "core/window_decay.py": _DECAY,
-    "lake/lake_ledger.py": _DECAY,
     "lake/tables.py": _HOLDER,
     "prices/price_book.py": "the source of weighted prices: Slurm's billing units",
     "exports/focus/charge_tables.py": _HOLDER,
     "reports/savings_hints.py": _HOLDER,
     "reports/templates/report.html": _HOLDER,
-    "storage/query/window_query.py": _DECAY,
     "storage/sql/holder_users.sql": _HOLDER,
     "storage/sql/withdraw_facts.sql": _HOLDER,
-    "storage/write/gpu_and_pod_ownership.py": _HOLDER,
-    "wire/policy_models.py": _DECAY,
+    "wire/window_decays.py": _DECAY,
 }
 PROMETHEUS = {
     "api/access_control.py": _METRICS,

@@ -31,8 +31,8 @@ from accountant.core.window_decay import (
     combine,
     factor,
     reference_ms,
-    slurm_weights,
     term,
+    weights_by_period,
 )
 from accountant.ledger.protocols import Down, Facts, NodeFacts
 from accountant.ledger.usage import coverage
@@ -673,7 +673,7 @@ def test_slurms_decay_is_slurms(ledgers: Ledgers, case: dict[str, float]) -> Non
 )
 def test_weights_by_age_are_exact_and_those_of_slurm(case: dict[str, float]) -> None:
     half_life, now_ms = round(case["half_life_s"]), START_MS + round(case["elapsed_s"]) * 1000
-    assert slurm_weights([START_MS], now_ms, half_life) == [pytest.approx(case["slurm_multiplier"], rel=1e-9)]
+    assert weights_by_period([START_MS], now_ms, half_life) == [pytest.approx(case["slurm_multiplier"], rel=1e-9)]
     assert age_weight(START_MS, now_ms, half_life) == pytest.approx(case["exact_multiplier"], rel=1e-12)
 
 

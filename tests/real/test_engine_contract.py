@@ -28,6 +28,7 @@ def jdbc(lake: Lake) -> tuple[str, str]:
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 class TestSpark(EngineSuite):
     plugin = usable(SEAM, EnginePlugin)["spark"]
+    hostile_pieces = ("${spark.app.name}",)
     cluster: SparkCluster
 
     @pytest.fixture(scope="class")

@@ -15,6 +15,7 @@ _CHARGES = "the lake's table of charges has the columns of the export"
 _INVOICE = "an invoice that is read, not a report that is written"
 _REFS = "the references to queues in the ledger"
 _OWNERS = "kinds that own pods"
+_RESOURCE = "a value of the export's column ResourceType"
 SCHEDULERS = {
     "kueue": {
         "accountant/billing/job_attempts.py": "names of gangs in decisions",
@@ -45,20 +46,29 @@ NAMED_ELSEWHERE = SCHEDULERS | {
         "accountant/prices/price_book.py": "models as the driver writes them",
     },
     "dcgm": {
-        "agent/core/settings.py": "an example of gpu_readers; dcgm_names",
+        "agent/core/settings.py": "dcgm_names",
         "agent/composition.py": "dcgm_names",
-        "agent/metrics/exporter.py": "metrics under the exporter's names",
         "agent/metrics/dcgm_compat.py": "metrics under the exporter's names",
         "agent/holders/job_files.py": "the format of HPC job files",
         "agent/metering/reading_deltas.py": "a method of the wire format",
         "agent/wire.py": "a method of the wire format",
     },
+    "slurm": {
+        "accountant/core/window_decay.py": "the calculation of its decay",
+        "accountant/wire/window_decays.py": "the setting that chooses it",
+        "accountant/exports/focus/charge_tables.py": _RESOURCE,
+        "accountant/lake/tables.py": _RESOURCE,
+        "accountant/prices/price_book.py": "the source of weighted prices",
+        "accountant/reports/savings_hints.py": _OWNERS,
+        "agent/wire.py": "a kind of holder, and the references to accounts",
+        "gputally/kubernetes/pod_queue_labels.py": "references to accounts, and labels of its pods",
+    },
+    "slack": {},
     "trino": {"accountant/lake/iceberg_catalog.py": "what names and addresses other programs accept"},
     "spark(?!line)": {
         "accountant/inventory/pod_facts.py": _OWNERS,
         "accountant/reports/savings_hints.py": _OWNERS,
         "accountant/inventory/rights.py": _OWNERS,
-        "gputally/testing/engines.py": "a hostile text with a variable that it would replace",
     },
     "hami(?!lton)": {
         "accountant/histories/prometheus/exporter_series.py": "history of pods that shared GPUs by it",
@@ -87,7 +97,8 @@ EXPORTS = ("accountant/exports/",)
 FOLDERS = dict.fromkeys(SCHEDULERS, ("fairshare/schedulers/",)) | {
     "nvml": ("agent/gpu_readers/",), "dcgm": ("agent/gpu_readers/", HISTORY),
     "trino": ENGINES, "spark(?!line)": ENGINES, "xlsx": EXPORTS, "pdf": EXPORTS, "focus": EXPORTS,
-    "hami(?!lton)": ("agent/holders/",),
+    "hami(?!lton)": ("agent/holders/",), "slurm": ("agent/holders/", "accountant/histories/slurm/"),
+    "slack": ("accountant/channels/",),
 }  # fmt: skip
 
 

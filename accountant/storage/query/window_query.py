@@ -26,7 +26,7 @@ import numpy.typing as npt
 from accountant.core.claim_overlap import Span
 from accountant.core.errors import UnsupportedQuestion
 from accountant.core.gpu_time_accounts import full_us
-from accountant.core.window_decay import age_weights, bounds, combine, factor, slurm_weights, term
+from accountant.core.window_decay import age_weights, bounds, combine, factor, term, weights_by_period
 from accountant.ledger.team_assignment import Assignment, in_force, rolled_up
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.gpu_lifetimes import GpuCensus, GpuLifetimes, down_in, in_service
@@ -77,7 +77,7 @@ class _Piece:
 class _Query:
     """One window query: the slices of the window, its pieces, and the policies by the tags for which they count.
 
-    `half_life_s` decays the sums within slices. It is None for Slurm's decay too, which applies to whole slices."""
+    `half_life_s` decays the sums within slices. It is None for a decay by period too, which applies to whole slices."""
 
     spec: WindowSpec
     half_life_s: int | None
@@ -95,10 +95,10 @@ class _Query:
         if not weighting.by_cluster_only:
             changes = sorted({*group_changes(fleet, start, end), *weighting.price_changes(start, end)})
         period = spec.calc_period * MS_PER_SECOND
-        slurm_edges = range(start - start % period, end, period) if spec.decay == "slurm" else ()
-        half_life_s = None if spec.decay == "slurm" else spec.half_life
+        periods = range(start - start % period, end, period) if spec.by_period else ()
+        half_life_s = None if spec.by_period else spec.half_life
         mappings = in_force(state.policies, start, end)
-        slices = Slices.of(start, end, {*changes, *slurm_edges, *(since for since, _, _ in mappings)}, half_life_s)
+        slices = Slices.of(start, end, {*changes, *periods, *(since for since, _, _ in mappings)}, half_life_s)
         policies = [(slices.tags(*span), rules) for *span, rules in mappings]
         pieces = []
         for tags in (slices.tags(*span) for span in pairwise((start, *changes, end))):
@@ -109,8 +109,8 @@ class _Query:
     @cached_property
     def ages(self) -> npt.NDArray[np.float64] | None:
         """The weight of each slice by its age; None without decay."""
-        if self.spec.decay == "slurm":
-            weights = slurm_weights(self.slices.starts.tolist(), self.at_ms, self.spec.half_life)
+        if self.spec.by_period:
+            weights = weights_by_period(self.slices.starts.tolist(), self.at_ms, self.spec.half_life)
         else:
             weights = age_weights(self.slices.references.tolist(), self.at_ms, self.half_life_s)
         return None if weights is None else np.array(weights)

@@ -7,7 +7,7 @@ import has told. Of the records of both, the agent's count (`claim_overlap`).
 
 The node of a pod is the first of these that is known:
 
-- the node to which the API server bound it, or the nodes of its job in Slurm's accounting
+- the node to which the API server bound it, or the nodes of its job in an imported accounting
 - the node whose row first named it
 - the node that first reported facts about it
 
@@ -38,7 +38,7 @@ from accountant.storage.write import record_columns
 from accountant.storage.write.name_ids import PodKey
 from accountant.storage.write.record_columns import GpuName, Rejection, Stream
 from accountant.storage.write.sender_quotas import QuotaClaims, sender_of
-from agent.wire import Holder, PodFacts
+from agent.wire import JOB, Holder, PodFacts
 from gputally.base.units import MS_PER_HOUR
 
 MOVE_AFTER_MS = MS_PER_HOUR
@@ -271,7 +271,7 @@ class PodNodes:
         self._keep = keep
         self.named: dict[PodKey, PodNode | None] = {}
         self.bound: dict[PodKey, str] = {}
-        """By pod, its node (API server) or list of nodes (Slurm's accounting); "" if unknown."""
+        """By pod, its node (API server) or list of nodes (an imported accounting); "" if unknown."""
 
     def fetch(self, keys: Collection[PodKey]) -> None:
         """Read the entries of these pods into the cache."""
@@ -363,7 +363,7 @@ class PodClaims:
         key = (cluster, holder.uid)
         if holder.kind == "process":
             return structs.replace(holder, uid=_own(holder.uid, node))
-        if holder.kind == "slurm":
+        if holder.kind == JOB:
             if not _is_listed(node, self._register.bound.get(key, "")):
                 holder = structs.replace(holder, uid=_own(holder.uid, node))
                 key = (cluster, holder.uid)
@@ -422,7 +422,7 @@ def _one_node(nodes: str) -> str:
 def _is_listed(node: str, nodes: str) -> bool:
     """Return whether the node is in the list of a job's nodes. True if there is no list, or it cannot be parsed.
 
-    Nodes are compared by host name, because Slurm leaves out domains."""
+    Nodes are compared by host name, because an accounting may leave out domains."""
     hosts = _hosts(nodes)
     return not hosts or _host(node) in hosts
 

@@ -30,7 +30,7 @@ from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 from gputally.kubernetes.objects import POD_GROUPS, Object, value_at
 
 NAME = "kube-scheduler"
-_SLACK = 1e-9
+_TOLERANCE = 1e-9
 
 
 class KubeSchedulerAdapter(Adapter):
@@ -152,7 +152,7 @@ def _least_gpus(members: Sequence[Pod], least: int) -> float:
     room = smallest = fsum(sorted(pod.gpus for pod in waiting)[:missing])
     fitting = 0
     for pod in waiting:
-        if pod.gpus <= room + _SLACK:
+        if pod.gpus <= room + _TOLERANCE:
             room -= pod.gpus
             fitting += 1
     first = fsum(pod.gpus for pod in waiting[:missing])
