@@ -268,7 +268,7 @@ def test_an_unknown_sharing_system_is_named_with_those_that_are_known() -> None:
         (VirtualDevices, {"devices": "gpu", "cores": "a/b", "memory": "a/b", "memory_percent": "a/b"}),
         (VirtualDevices, dict.fromkeys(("devices", "cores", "memory", "memory_percent"), "a/b") | {"separator": "x"}),
         (JobCgroups, {"folders": ()}), (JobCgroups, {"folders": ("a*b*c/d",)}), (JobCgroups, {"folders": ("(a+)+",)}),
-        (JobCgroups, {"folders": ("jobs",), "job": "(a+)+"}),
+        (JobCgroups, {"folders": ("jobs",), "job": "(a+)+"}), (JobCgroups, {"folders": ("jobs",), "cancel": "a; b"}),
     ],
 )  # fmt: skip
 def test_a_manifest_that_cannot_work_is_refused(manifest: type, values: dict[str, Any]) -> None:
