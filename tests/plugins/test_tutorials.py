@@ -31,13 +31,13 @@ print([one.channel.name for one in load_yaml(Path("deliveries.yaml"), Deliveries
 
 HOLDERS = """
 from agent.core.readings import Gpu
-from agent.core.settings import Settings
+from agent.core.settings import AgentSettings
 from agent.holders.chosen import open_holders
 from agent.holders.protocol import NodeSurroundings
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import SystemClock
 clock = SystemClock()
-node = NodeSurroundings("n", clock, BackgroundTasks(clock), Settings(gpu_sharing="kai,vgpu"))
+node = NodeSurroundings("n", clock, BackgroundTasks(clock), AgentSettings(gpu_sharing="kai,vgpu"))
 _, source = open_holders("vms=vms.json", node)
 print([one.holder.name for one in source.read(0, [Gpu("GPU-2f6c", 0, "H100", 81_920)]).allocations])
 """
