@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 from urllib.parse import parse_qs, quote, urlencode
 from zoneinfo import ZoneInfo
 
@@ -28,6 +28,7 @@ from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal, answer, retry_later
 from accountant.api.query_parameters import Params, invalid
 from accountant.billing.statements import Adjustment, Correction
+from accountant.bookkeeping.month_closing import Status
 from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.exports.protocol import CSV, exports, file_name
@@ -354,6 +355,13 @@ def _render(template: str, deps: Deps, **values: Any) -> str:
     return _environment().get_template(template).render(shared | values)
 
 
+STATUS_WORDS: Final[Mapping[Status, str]] = {
+    "open": "open", "grace": "waiting for late records", "due": "can be closed", "closed": "closed",
+    "published": "published",
+}  # fmt: skip
+"""The states of a month as the pages say them."""
+
+
 @cache
 def _environment() -> Environment:
     environment = page_layout.environment("accountant.web")
@@ -366,6 +374,7 @@ def _environment() -> Environment:
         "job_name": _job_name,
         "exact_moment": _exact_instant,
         "utilisation": page_rows.utilisation,
+        "status_word": STATUS_WORDS.__getitem__,
         "decision_address": _decision_address,
     }
     environment.filters["team_name"] = figure_formatting.name
