@@ -11,7 +11,7 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Annotated, Any, Final
 from urllib.parse import quote
@@ -25,6 +25,7 @@ from accountant.api.answer_cache import CachedAnswer
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.query_parameters import NamedDimension, QuerySpan, check_cost, invalid
 from accountant.core import periods
+from accountant.core.periods import Month
 from accountant.exports.protocol import CSV, file_name
 from accountant.ledger.protocols import JobKey, SavedView
 from accountant.ledger.usage import OF_TIME
@@ -156,7 +157,8 @@ def explore_page(request: Request, params: Params, deps: AppDeps, principal: Rea
         may_save=deps.picker() is None and (month_and_decision_pages.person_of(request) is not None
                                             or deps.settings.auth == "off"),
         unit=_unit, chart=_chart(found.chart, view.asked.measure, currency),
-        parts=_legend(found.chart), as_of_ms=view.answer.as_of_ms, span_zone=zone, questions=_questions(bar),
+        parts=_legend(found.chart), narrower=_narrower(bar, found.chart),
+        as_of_ms=view.answer.as_of_ms, span_zone=zone, questions=_questions(bar),
         note=params.note(found.start_ms, deps.clock.wall_ms(), bar.span.timezone, deps.newest_ms(),
                          deps.silence_note()),
         span_text=figure_formatting.span_of(found.start_ms, found.end_ms, zone),
@@ -376,6 +378,22 @@ def _legend(chart: Series) -> list[tuple[str, str]]:
     if chart.others:
         shown.append(("s-rest", f"{chart.others:,} others"))
     return shown
+
+
+def _narrower(bar: Bar, chart: Series) -> list[tuple[str, str]]:
+    """The columns of a chart by day or month, each with the address of this view of its time alone. So a reader zooms
+    in with a keyboard and without a script."""
+    if chart.unit not in ("day", "month") or len(chart.cells) < 2:
+        return []
+    found, zone = [], periods.zone(bar.span.timezone)
+    for cell in chart.cells:
+        first = date.fromisoformat(cell.name if chart.unit == "day" else f"{cell.name}-01")
+        month_after = date.fromisoformat(f"{Month(first.year, first.month).next}-01")
+        after = first + timedelta(days=1) if chart.unit == "day" else month_after
+        over = periods.day_span(after, zone)[0] <= bar.now_ms
+        name = _time_name(chart.unit, cell.name)
+        found.append((name, bar.url(start=first.isoformat(), end=after.isoformat() if over else None)))
+    return found
 
 
 def _chart(chart: Series, measure: Measure, currency: str | None) -> str:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from decimal import Decimal
+from html import unescape
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -257,6 +258,26 @@ def test_the_chart_says_that_the_search_is_not_of_it(client: TestClient) -> None
     assert "“POD-1”" in chart
     whole = client.get(f"/explore?{SPAN}&by=pod").text
     assert "“" not in whole[whole.index('class="legend"') : whole.index("<tbody>")]
+
+
+def test_the_span_is_narrowed_to_a_column_of_the_chart_by_a_link(client: TestClient) -> None:
+    def narrower(page: str) -> dict[str, str]:
+        part = page.partition("Narrow the span")[2].partition("</details>")[0]
+        return {name: unescape(address) for address, name in re.findall(r'<a href="([^"]+)">([^<]+)</a>', part)}
+
+    days = narrower(client.get("/explore?start=20d&by=team&where.team=vision").text)
+    assert len(days) == 21, "the first and the last day are not whole"
+    *_, before, last = days
+    for name in (before, last):
+        row = next(
+            row for row in table(client, days[name].replace("/explore?", "/explore.csv?")) if row["team"] == "vision"
+        )
+        day = client.get("/v1/usage?by=day&start=20d&where.team=vision").json()["lines"][-1 if name == last else -2]
+        held = sum(day["accounts_gpu_us"][one] for one in ("busy", "allocated_idle", "allocated_unknown"))
+        assert Decimal(row["allocated_gpu_hours"]) == Decimal(held) / (3600 * 10**6)
+        assert not narrower(client.get(days[name]).text), "a chart by hour is the finest"
+    months = narrower(client.get("/explore?start=200d&by=team").text)
+    assert "start=2026-10-01&end=2026-11-01" in months["Oct 2026"]
 
 
 def test_a_cost_that_lacks_a_price_is_unknown_and_says_how_much_it_lacks(client: TestClient) -> None:
