@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from accountant.api import (
     bookkeeping_routes,
     ingest_and_policy_routes,
+    node_routes,
     operator_routes,
     problems,
     usage_cost_and_job_routes,
@@ -74,7 +75,10 @@ from accountant.web import (
     explore_page,
     group_page,
     job_and_node_pages,
+    job_list_page,
     month_and_decision_pages,
+    node_list_page,
+    saved_views,
     statement_detail_pages,
 )
 from accountant.wire.policy_models import Policy
@@ -109,11 +113,15 @@ ROUTES = (
             bookkeeping_routes.audit_router,
             usage_cost_and_job_routes.wait_router,
             usage_cost_and_job_routes.job_router,
+            node_routes.router,
             operator_routes.operation_router,
             month_and_decision_pages.router,
             statement_detail_pages.router,
             job_and_node_pages.router,
             explore_page.router,
+            job_list_page.router,
+            node_list_page.router,
+            saved_views.router,
             group_page.router,
             books_pages.router,
         )

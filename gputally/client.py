@@ -149,20 +149,18 @@ class Client:
         self,
         start: Instant | None = None,
         end: Instant | None = None,
-        team: Sequence[str] = (),
-        state: Literal["waiting", "running", "ended"] | None = None,
+        where: Mapping[str, str | Sequence[str]] | None = None,
+        state: Literal["waiting", "running", "ended", "unknown"] | None = None,
         timezone: str | None = None,
     ) -> pd.DataFrame:
-        """Return the jobs with their usage in the span, one per row.
+        """Return the jobs with their usage in the span, one per row. What `where` excludes of a job does not count.
 
         The columns are names (several joined by `;`), `state`, `pods`, `epochs`, held GPU time by account in
         microseconds, `waited_ms`, and `gpus`, `cost` and `burn_per_hour` as Decimal. The costs are None if some of the
         time has no price.
 
         attrs: currency, total_cost, price_book_version."""
-        query: Query = {
-            "start": _instant(start), "end": _instant(end), "team": list(team), "state": state, "timezone": timezone,
-        }  # fmt: skip
+        query = _grouped(start, end, (), where, timezone) | {"state": state}
         with _valid_answer("/v1/jobs"):
             pages = self._pages("/v1/jobs", query)
             rows = (

@@ -51,7 +51,7 @@ from pydantic import TypeAdapter
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import QuerySpan, bounded
 from accountant.core.settings import Limits
-from accountant.wire.usage_cost_and_job_models import CostAnswer, JobsAnswer, UsageAnswer
+from accountant.wire.usage_cost_and_job_models import CostAnswer, JobsAnswer, NodesAnswer, UsageAnswer
 from gputally.base import instants
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.called_off import CalledOff, Work, make_current, stoppable
@@ -205,7 +205,7 @@ class _CachedAnswer:
         return now_ms - self.since_ms > min(fresh_ms, STALEST_MS)
 
 
-A = TypeVar("A", UsageAnswer, CostAnswer, JobsAnswer)
+A = TypeVar("A", UsageAnswer, CostAnswer, JobsAnswer, NodesAnswer)
 
 
 class AnswerCache:
@@ -484,17 +484,17 @@ def pack(answer: A, lines: Iterable[Any]) -> PackedList[A]:
     return PackedList(head, tuple(packs), count, digest.hexdigest()[:32])
 
 
-def _lines(answer: UsageAnswer | CostAnswer | JobsAnswer) -> tuple[Any, ...]:
+def _lines(answer: UsageAnswer | CostAnswer | JobsAnswer | NodesAnswer) -> tuple[Any, ...]:
     lines: tuple[Any, ...] = getattr(answer, _field(type(answer)))
     return lines
 
 
-def _field(model: type[UsageAnswer | CostAnswer | JobsAnswer]) -> str:
+def _field(model: type[UsageAnswer | CostAnswer | JobsAnswer | NodesAnswer]) -> str:
     """The field of the model that holds the lines."""
     return "jobs" if model is JobsAnswer else "lines"
 
 
 @cache
-def _adapter(model: type[UsageAnswer | CostAnswer | JobsAnswer]) -> TypeAdapter[tuple[Any, ...]]:
+def _adapter(model: type[UsageAnswer | CostAnswer | JobsAnswer | NodesAnswer]) -> TypeAdapter[tuple[Any, ...]]:
     lines: Any = model.model_fields[_field(model)].annotation
     return TypeAdapter(lines)

@@ -193,10 +193,9 @@ class SpanParams(Params):
         return "; ".join(filter(None, notes))
 
 
-class FilteredParams(SpanParams):
-    """Parameters of a query whose lines are grouped and filtered."""
+class WhereParams(SpanParams):
+    """Parameters of a query that is filtered by the values of dimensions."""
 
-    by: By = ("team",)
     where_team: tuple[str, ...] = _where("team")
     where_queue: tuple[str, ...] = _where("queue")
     where_namespace: tuple[str, ...] = _where("namespace")
@@ -249,9 +248,10 @@ class FilteredParams(SpanParams):
         return {name: values for name, values in given.items() if values}
 
 
-class GroupedParams(FilteredParams):
+class GroupedParams(WhereParams):
     """Parameters of a query whose lines are grouped, filtered and paged."""
 
+    by: By = ("team",)
     page: str | None = Field(default=None, max_length=4096, description="`next_page` of the previous answer.")
     limit: int = Field(default=1_000, ge=1, description="Lines of one page.")
 
@@ -288,11 +288,19 @@ def _parsed(parameter: str, text: str, parse: Callable[[str], int]) -> int:
 
 
 def check_cost(
-    ledger: WithStatus, limits: Limits, span: QuerySpan, width: int = 1, clusters: Sequence[str] = ()
+    ledger: WithStatus,
+    limits: Limits,
+    span: QuerySpan,
+    width: int = 1,
+    clusters: Sequence[str] = (),
+    *,
+    parameter: str = "end",
 ) -> None:
-    """Raises Refusal if the estimate of a query exceeds `limits.question_gpu_hours`. Nothing is computed."""
+    """Raises Refusal if the estimate of a query exceeds `limits.question_gpu_hours`. Nothing is computed.
+
+    parameter: the one that sets the length of the span; the refusal names it."""
     if reason := refusal(ledger, limits.question_gpu_hours, span, width, clusters):
-        raise invalid("end", f"the query has {reason}")
+        raise invalid(parameter, f"the query has {reason}")
 
 
 def invalid(parameter: str, reason: str) -> Refusal:

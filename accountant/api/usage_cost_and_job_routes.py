@@ -35,6 +35,7 @@ from accountant.api.query_parameters import (
     QuerySpan,
     SpanParams,
     UsageParams,
+    WhereParams,
     asked,
     check_cost,
     edge,
@@ -352,20 +353,19 @@ Id = Annotated[
 ]
 
 
-class JobsParams(SpanParams):
-    """Parameters of a list of jobs, which is filtered, sorted and paged."""
+class JobsParams(WhereParams):
+    """Parameters of a list of jobs, which is filtered, sorted and paged. What the filters by dimension exclude of a job
+    does not count."""
 
     state: JobState | None = Field(default=None, description="Only jobs in this state.")
-    team: tuple[str, ...] = Field(default=(), description="Only jobs that these teams pay for.")
-    namespace: tuple[str, ...] = Field(default=(), description="Only jobs of these namespaces.")
-    user: tuple[str, ...] = Field(default=(), description="Only jobs of these users.")
     kind: JobKind | None = Field(
         default=None, description="Only notebooks, services (until deleted) or batch jobs (training; they end)."
     )
     search: str = Field(
         default="", max_length=253, description="Only jobs with this text in CLUSTER/NAMESPACE/KIND/NAME, in any case."
     )
-    sort: JobOrder = Field(default="name", description="Highest cost, GPU-hours, idle or wait first, or by name.")
+    sort: JobOrder = Field(default="name", description="The column to sort by: names from A, figures from the largest.")
+    reverse: bool = Field(default=False, description="The other way round; what is unknown stays last.")
     page: str | None = Field(default=None, max_length=4096, description="`next_page` of the previous answer.")
     limit: int = Field(default=1_000, ge=1, description="Jobs of one page.")
 
@@ -403,22 +403,21 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
     now, limits, newest = deps.clock.wall_ms(), deps.settings.limits, deps.newest_ms()
     span = params.span(now, deps.settings.timezone, limits, newest)
     zone = span.timezone
-    where = team_filter(principal, params.team)
-    where |= {name: values for name in ("namespace", "user") if (values := getattr(params, name))}
-    chosen_by = params.state, params.kind, params.search, params.sort
-    question = ["jobs", params.start, params.end, zone, chosen_by, sorted(where.items())]
+    where = {**params.where, **team_filter(principal, params.where_team)}
+    choice = asking.JobChoice(params.search, params.kind, params.sort, params.reverse)
+    question = ["jobs", params.start, params.end, zone, params.state, choice, sorted(where.items())]
     page = open_page(question, span, now, params.page, limits)
     note = params.note(page.start_ms, page.at_ms, zone, newest, deps.silence_note()) or age_note(newest, page.at_ms)
 
     lines = deps.page_lines(params.limit)
 
     def compute() -> JobsAnswer | PackedList[JobsAnswer]:
-        check_teams(deps, principal, params.team)
-        check_cost(deps.ledger, limits, page.span, JOBS_WIDTH)
+        check_teams(deps, principal, params.where_team)
+        check_cost(deps.ledger, limits, page.span, JOBS_WIDTH, params.where_cluster)
         book = deps.book()
         with deps.ledger.moment(page.start_ms, page.end_ms) as moment:
             listed = asking.list_jobs(moment, book, page.start_ms, page.end_ms, page.at_ms, where or None, zone)
-            chosen = asking.chosen(listed.figures, params.state, params.search, params.sort, params.kind)
+            chosen = asking.chosen(listed, choice, params.state)
             known = [one.cost for one in chosen if one.cost is not None]
             metered = coverage(moment.usage((page.start_ms, page.end_ms), ()))
             head = JobsAnswer(
@@ -445,51 +444,49 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
 )
 def get_job(id: Id, params: Annotated[JobParams, Query()], deps: AppDeps, principal: Reader) -> JobAnswer:
     """Returns a job from its beginning until now, or over the requested span. The costs of its epochs and of the time
-    after the last epoch add up to the job's cost exactly. `attempts` are the times in which it held GPUs, with who
-    stopped it and who held its GPUs next."""
+    after the last epoch add up to the job's cost exactly. `attempts` are the times of the span in which it held GPUs,
+    with who stopped it and who held its GPUs next."""
     key, where = _job_key(id), team_filter(principal, ())
     now = deps.clock.wall_ms()
     zone = periods.zone(params.timezone or deps.settings.timezone)
     end = now if params.end is None else edge("end", params.end, zone, now)
     start = None if params.start is None else edge("start", params.start, zone, end)
     span = job_span(deps, principal, key, start, end)
-    life = span
-    if params.start is not None or params.end is not None:
-        life = job_span(deps, principal, key, None, now, cut=True)
-    with deps.ledger.moment(min(span.start_ms, life.start_ms), max(span.end_ms, life.end_ms)) as moment:
+    with deps.ledger.moment(span.start_ms, min(now, span.end_ms + job_attempts.NEXT_WITHIN_MS)) as moment:
         job = asking.job(moment, deps.book(), key, (span.start_ms, span.end_ms), now, where or None, zone.key)
         if job is None:
             raise unknown_job(deps, principal, key)
-        decided = decisions_about(moment, key, life.start_ms, now)
-        return with_attempts(job, moment, life, decided, deps, principal)
+        decided = decisions_about(moment, key, span.start_ms, span.end_ms)
+        return with_attempts(job, moment, span, decided, principal)
 
 
 MOST_DECISIONS = 500
 
 
-def decisions_about(moment: LedgerSnapshot, key: JobKey, start_ms: int, now_ms: int) -> list[Decision]:
-    """The newest decisions about a job's preemptions, and about its own claims."""
-    found = moment.decisions(start_ms, now_ms + 1, MOST_DECISIONS, kind="preemption", gang=job_attempts.gangs_of(key))
+def decisions_about(moment: LedgerSnapshot, key: JobKey, start_ms: int, end_ms: int) -> list[Decision]:
+    """The newest decisions of a span about a job's preemptions, and about its own claims."""
+    until_ms = end_ms + job_attempts.CLOCKS_DIFFER_MS
+    gangs = job_attempts.gangs_of(key)
+    found = moment.decisions(start_ms, until_ms + 1, MOST_DECISIONS, kind="preemption", gang=gangs)
     if not found:
         return []
-    names = {pod.facts.name for pod in moment.pods(start_ms, now_ms, of={key})}
+    names = {pod.facts.name for pod in moment.pods(start_ms, end_ms, of={key})}
     return job_attempts.decisions_about_job(found, key, names, moment.jobs_in(key.cluster, key.namespace))
 
 
 def with_attempts(
     answer: JobAnswer,
     moment: LedgerSnapshot,
-    life: QuerySpan,
+    span: QuerySpan,
     decisions: Sequence[Decision],
-    deps: Deps,
     principal: Principal,
 ) -> JobAnswer:
-    """The answer with the attempts of the job's whole life, of which the caller sees what is of its teams. The moment
-    must have been opened for the life."""
+    """The answer with the attempts in the span, of which the caller sees what is of its teams. The moment must have
+    been opened for the span and `NEXT_WITHIN_MS` more."""
     key = JobKey(answer.job.cluster, answer.job.namespace, answer.job.job)
-    whole = life.end_ms - life.start_ms < deps.settings.limits.span_days * MS_PER_DAY
-    span = life.start_ms, life.end_ms
-    found = job_attempts.attempts(moment, key, span, decisions, moment.status().nodes, principal.teams, whole=whole)
+    began = asking.beginning(moment, key, span.end_ms)
+    whole = began is None or began >= span.start_ms
+    found = job_attempts.attempts(moment, key, span[:2], decisions, moment.status().nodes, principal.teams, whole=whole)
     if found is None:
         return answer
     return answer.model_copy(update={"attempts": found.newest, "earlier_attempts": found.earlier})

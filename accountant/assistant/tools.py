@@ -116,14 +116,16 @@ def jobs(
     kind: Annotated[JobKind | None, Field(description="Only notebooks, services or batch jobs (training).")] = None,
     team: Annotated[str | None, Field(max_length=253, description="Only jobs that this team pays for.")] = None,
     search: Annotated[str, Field(max_length=253, description="Only jobs with this text in their path.")] = "",
-    sort: Annotated[JobOrder, Field(description="Highest cost, GPU-hours, idle or wait first, or by name.")] = "cost",
+    sort: Annotated[
+        JobOrder, Field(description="The column to sort by: names from A, figures from the largest.")
+    ] = "cost",
     limit: Limit = 20,
     page: Page = None,
 ) -> dict[str, Any]:
     """Jobs with their GPU-hours, idle GPU-hours, cost so far, cost an hour and wait."""
     query = {
-        "start": start, "end": end, "state": state, "kind": kind, "team": team, "search": search or None, "sort": sort,
-        "limit": str(limit), "page": page,
+        "start": start, "end": end, "state": state, "kind": kind, "where.team": team, "search": search or None,
+        "sort": sort, "limit": str(limit), "page": page,
     }  # fmt: skip
     found = accountant.ask(JobsAnswer, "/v1/jobs", query)
     rows = [_job(accountant, job) for job in found.jobs]
@@ -192,8 +194,8 @@ def explain_statement(
     start_ms, end_ms = month_of.span(zone(statement.get("timezone", "UTC")))
     dearest = accountant.ask(
         JobsAnswer, "/v1/jobs",
-        {"start": str(start_ms), "end": str(min(end_ms, _now_ms(accountant))), "team": team, "sort": "cost",
-         "limit": "5"},
+        {"start": str(start_ms), "end": str(min(end_ms, _now_ms(accountant))), "where.team": team,
+         "sort": "cost", "limit": "5"},
     )  # fmt: skip
     return envelope(
         accountant, f"GPU-hours × {statement['currency'] or 'no price book'} per GPU-hour", start_ms, end_ms,
@@ -259,19 +261,22 @@ def attempts(
     end: End = None,
     limit: Limit = 20,
 ) -> dict[str, Any]:
-    """Each time that a job ran: when, how long it waited before, what it held, how it ended, by whom and why it was
-    stopped, and who held its GPUs next. Newest first, for the dearest job of the span with this text in its path."""
+    """Each time in the span that a job ran: when, how long it waited before, what it held, how it ended, by whom and
+    why it was stopped, and who held its GPUs next. Newest first, for the dearest job of the span with this text in its
+    path."""
     query = {"start": start, "end": end, "search": job, "limit": "1"}
     found = accountant.ask(JobsAnswer, "/v1/jobs", query)
     if not found.jobs:
         found = found.model_copy(update={"note": found.note or "no job of the span has this text in its path"})
         return _page(accountant, "GPU-hours", found, (), "/v1/jobs", query, jobs=0)
     (listed,) = found.jobs
-    one = accountant.ask(JobAnswer, f"/v1/jobs/{quote(listed.id, safe='~')}")
+    span = {"start": str(found.start_ms), "end": str(found.end_ms)}
+    one = accountant.ask(JobAnswer, f"/v1/jobs/{quote(listed.id, safe='~')}", span)
     known = one.attempts or ()
     rows = [
         {**attempt.model_dump(mode="json", exclude={"gpu_us", "lost_gpu_us", "start_ms", "end_ms", "waited_ms"}),
-         "start": utc(attempt.start_ms), "end_at": None if attempt.end_ms is None else utc(attempt.end_ms),
+         "start": None if attempt.start_ms is None else utc(attempt.start_ms),
+         "end_at": None if attempt.end_ms is None else utc(attempt.end_ms),
          "waited_seconds": None if attempt.waited_ms is None else attempt.waited_ms // MS_PER_SECOND,
          "gpu_hours": _hours(attempt.gpu_us),
          "lost_gpu_hours": None if attempt.lost_gpu_us is None else _hours(attempt.lost_gpu_us)}

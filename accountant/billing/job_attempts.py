@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from accountant.billing.job_costs import BURN_MS, SETTLE_MS
 from accountant.billing.queue_waits import QueuedPod
 from accountant.core.claim_overlap import Span, union
+from accountant.core.record_age import silent_nodes
 from accountant.ledger.protocols import EpochReport, Hold, Holds, JobKey, NodeFacts, WithStatus
 from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision
@@ -42,7 +43,7 @@ _TOGETHER_MS: Final = 10 * MS_PER_MINUTE
 """Pods that are stopped together release their GPUs within this time: their grace periods differ."""
 _DECIDED_MS: Final = MS_PER_HOUR
 """A decision stops an attempt within this time: victims are warned, and pods have a grace period."""
-_CLOCKS_DIFFER_MS: Final = MS_PER_MINUTE
+CLOCKS_DIFFER_MS: Final = MS_PER_MINUTE
 """Clocks of different machines differ by less."""
 
 
@@ -69,6 +70,8 @@ class HoldQuestions(WithStatus, Protocol):
     ) -> list[QueuedPod]: ...
 
     def epochs(self, *, of: Collection[JobKey] | None = None) -> list[EpochReport]: ...
+
+    def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, Span]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,36 +100,44 @@ class _Stretch:
 def attempts(
     ledger: HoldQuestions,
     key: JobKey,
-    life: Span,
+    span: Span,
     decisions: Iterable[Decision],
     nodes: Iterable[NodeFacts],
     teams: Collection[str] | None,
     *,
     whole: bool = True,
 ) -> Attempts | None:
-    """The attempts of a job; None if the ledger does not know them.
+    """The attempts of a job in a span; None if the ledger does not know them.
 
-    life: from the job's beginning until now.
+    span: the time in which it held GPUs. What an attempt held before and after it does not count.
     decisions: those about the job, the newest first.
     teams: whose pods count, and whose jobs may be named as next holders; None: all.
-    whole: whether the job began with `life`, and not before."""
-    read = ledger.holds((life,), of={key})
+    whole: whether the job began with the span, and not before."""
+    read = ledger.holds((span,), of={key})
     if read is None:
         return None
-    found = [hold for hold in read.found if teams is None or hold.team in teams]
-    from_ms = max(0 if whole else life[0], read.whole_after_ms or 0)
-    every = [one for one in _stretches(found) if one.start_ms > from_ms]
+    numbered = whole and read.whole_after_ms is None
+    within = (max(span[0], read.whole_after_ms or 0), span[1])
+    cut = (_within(hold, within) for hold in read.found if teams is None or hold.team in teams)
+    every = _stretches([hold for hold in cut if hold is not None])
     shown = every[-MOST_ATTEMPTS:]
-    numbered = not from_ms
     if not shown:
         return Attempts((), 0 if numbered else None)
-    mine = [pod.facts for pod in ledger.pods(*life, of={key}) if teams is None or pod.team in teams]
+    status = ledger.status()
+    newest_ms = status.newest_ms
+    mine = [
+        pod.facts
+        for pod in ledger.pods(span[0], max(span[1], newest_ms), of={key})
+        if teams is None or pod.team in teams
+    ]
     facts = {pod.uid: pod for pod in mine}
     reports = sorted(report.at_ms for report in ledger.epochs(of={key}))
     victims = [one for one in decisions if one.mode == "enforce" and one.inputs.get("result") in _STOPPED]
-    recent_ms = ledger.status().newest_ms - _RECENT_MS
-    running = shown[-1] if _runs(shown[-1], facts, recent_ms, victims) else None
-    gone = all(pod.ended_ms is not None for pod in mine)
+    goes_on = shown[-1].end_ms >= span[1] and span[1] < newest_ms
+    silent = silent_nodes(status.newest_by_node, newest_ms)
+    running = shown[-1] if goes_on or _runs(shown[-1], facts, newest_ms - _RECENT_MS, victims) else None
+    _, held_until_ms = ledger.extents({key}).get(key, span)
+    gone = held_until_ms <= span[1] and all(pod.ended_ms is not None for pod in mine)
     following = _next_holders(ledger, key, [one for one in shown if one is not running], teams)
     down = [node for node in nodes if node.cluster == key.cluster]
     before = [None, *every][-len(shown) - 1 : -1]
@@ -135,7 +146,8 @@ def attempts(
         pods = {hold.uid for hold in one.holds}
         created = [at for uid in pods if uid in facts and (at := facts[uid].created_ms) is not None]
         placed = [at for uid in pods if uid in facts and (at := facts[uid].scheduled_ms) is not None]
-        began = min([one.start_ms, *placed])
+        is_cut = not numbered and one.start_ms <= within[0]
+        began = min([*([] if is_cut else [one.start_ms]), *placed], default=None)
         since = max([*([min(created)] if created else []), *([previous.end_ms] if previous else [])], default=None)
         decision = None if one is running else _stopped_by(victims, one)
         broken = _broken_node(down, one)
@@ -146,27 +158,41 @@ def attempts(
             end, reason = "preempted", decision.reason
         elif broken is not None:
             end, reason = "node-down", broken
+        elif one is shown[-1] and _is_unseen(one, facts, silent):
+            end, reason = "unknown", ""
         else:
             end, reason = "ended" if one is shown[-1] and gone else "stopped", ""
         rows.append(
             JobAttempt(
                 number=number if numbered else None,
-                start_ms=one.start_ms,
+                start_ms=None if is_cut else one.start_ms,
                 end_ms=None if one is running else one.end_ms,
                 pods=len(pods),
                 nodes=tuple(sorted({hold.node for hold in one.holds}))[:MOST_NODES],
                 gpus=len({hold.device for hold in one.holds}),
                 gpu_us=sum(hold.gpu_us for hold in one.holds),
-                waited_ms=None if since is None else max(0, began - since),
+                waited_ms=None if since is None or began is None else max(0, began - since),
                 end=end,
                 reason=reason,
                 decision=None if decision is None else decision.id,
                 decision_ms=None if decision is None else decision.at_ms,
-                lost_gpu_us=None if end in ("running", "ended") else _lost_us(one, decision, reports, teams),
+                lost_gpu_us=None
+                if end in ("running", "ended", "unknown")
+                else _lost_us(one, decision, reports, teams, since_ms=within[0] if is_cut else None),
                 next_holders=() if one is running else following[id(one)],
             )
         )
     return Attempts(tuple(rows), len(every) - len(shown) if numbered else None)
+
+
+def _within(hold: Hold, span: Span) -> Hold | None:
+    """The part of a hold in a span; None if there is none."""
+    begin, end = max(hold.start_ms, span[0]), min(hold.end_ms, span[1])
+    if begin >= end:
+        return None
+    length_ms = hold.end_ms - hold.start_ms
+    gpu_us = prorate(hold.gpu_us, length_ms, begin - hold.start_ms, end - hold.start_ms)
+    return replace(hold, start_ms=begin, end_ms=end, gpu_us=gpu_us)
 
 
 def _runs(one: _Stretch, facts: Mapping[str, PodFacts], recent_ms: int, victims: Iterable[Decision]) -> bool:
@@ -176,6 +202,17 @@ def _runs(one: _Stretch, facts: Mapping[str, PodFacts], recent_ms: int, victims:
         hold.end_ms > recent_ms
         and (hold.uid not in facts or facts[hold.uid].ended_ms is None)
         and f"{hold.key.namespace}/{hold.pod}" not in stopped
+        for hold in one.holds
+    )
+
+
+def _is_unseen(one: _Stretch, facts: Mapping[str, PodFacts], silent: Mapping[tuple[str, str], int]) -> bool:
+    """Whether a pod of the attempt held a GPU up to the last record of a silent node, and is not known to have
+    ended."""
+    return any(
+        (newest_ms := silent.get((hold.key.cluster, hold.node))) is not None
+        and hold.end_ms > newest_ms - _RECENT_MS
+        and (hold.uid not in facts or facts[hold.uid].ended_ms is None)
         for hold in one.holds
     )
 
@@ -258,7 +295,7 @@ def _stopped_by(victims: Iterable[Decision], one: _Stretch) -> Decision | None:
     it smaller."""
     last = {f"{hold.key.namespace}/{hold.pod}" for hold in one.holds if hold.end_ms >= one.end_ms - _TOGETHER_MS}
     for decision in victims:
-        if not max(one.start_ms, one.end_ms - _DECIDED_MS) <= decision.at_ms <= one.end_ms + _CLOCKS_DIFFER_MS:
+        if not max(one.start_ms, one.end_ms - _DECIDED_MS) <= decision.at_ms <= one.end_ms + CLOCKS_DIFFER_MS:
             continue
         if not last.isdisjoint(_named(decision)):
             return decision
@@ -275,17 +312,24 @@ def _broken_node(nodes: Iterable[NodeFacts], one: _Stretch) -> str | None:
     names = {hold.node for hold in one.holds}
     for node in nodes:
         for down in node.down if node.name in names else ():
-            begins = one.start_ms <= down.start_ms <= one.end_ms + _CLOCKS_DIFFER_MS
-            if begins and (down.end_ms is None or down.end_ms >= one.end_ms - _CLOCKS_DIFFER_MS):
+            begins = one.start_ms <= down.start_ms <= one.end_ms + CLOCKS_DIFFER_MS
+            if begins and (down.end_ms is None or down.end_ms >= one.end_ms - CLOCKS_DIFFER_MS):
                 return f"{node.name} is down: {down.reason}" if down.reason else f"{node.name} is down"
     return None
 
 
 def _lost_us(
-    one: _Stretch, decision: Decision | None, reports: Sequence[int], teams: Collection[str] | None
+    one: _Stretch,
+    decision: Decision | None,
+    reports: Sequence[int],
+    teams: Collection[str] | None,
+    *,
+    since_ms: int | None,
 ) -> int | None:
     """The GPU-µs held since the last checkpoint; None if no checkpoint is known. What the controller recorded counts
-    for readers who see all the pods that it stopped."""
+    for readers who see all the pods that it stopped.
+
+    since_ms: what the attempt held before this instant is not read; None: all of it is."""
     recorded = decision.inputs.get("lost_gpu_hours") if decision is not None else None
     names = {f"{hold.key.namespace}/{hold.pod}" for hold in one.holds}
     if decision is not None and teams is not None and not names.issuperset(_named(decision)):
@@ -295,6 +339,8 @@ def _lost_us(
     if not reports:
         return None
     saved = max((at for at in reports if at <= one.end_ms), default=0)
+    if since_ms is not None and saved < since_ms:
+        return None
     return sum(
         prorate(hold.gpu_us, length, max(0, saved - hold.start_ms), length)
         for hold in one.holds

@@ -45,7 +45,8 @@ from accountant.billing.queue_waits import JobPods, QueuedPod, pods_by_job
 from accountant.billing.usage_pricing import charge_table, charges, pieces
 from accountant.core.claim_overlap import Span
 from accountant.core.gpu_time_accounts import sum_by_key
-from accountant.ledger.protocols import EpochReport, JobKey, Questions
+from accountant.core.record_age import silent_nodes
+from accountant.ledger.protocols import EpochReport, JobKey, Questions, of_holders
 from accountant.ledger.usage import HELD, PRICED_BY, Place, Usage, Where
 from accountant.prices.price_book import Price, PriceBook
 from accountant.wire.option_types import JobKind, JobOrder, JobState
@@ -56,11 +57,12 @@ from accountant.wire.usage_cost_and_job_models import (
     Job,
     JobAnswer,
     JobPart,
+    label_dimension,
 )
 from gputally.base import called_off
 from gputally.base.apportionment import apportion
 from gputally.base.money import exact_product, gpu_hours
-from gputally.base.units import US_PER_MS
+from gputally.base.units import MS_PER_HOUR, US_PER_MS
 
 
 class EpochSpan(NamedTuple):
@@ -134,6 +136,8 @@ BURN_MS: Final = 5 * 60_000
 """Length of the time over which the burn rate is measured."""
 SETTLE_MS: Final = 2 * 60_000
 """The measured time ends this long before the newest record, because agents do not report at the same instant."""
+_LAST_MS: Final = BURN_MS + SETTLE_MS
+"""Who held a GPU this long before the last record of its node held it until then."""
 RATE_PLACES: Final = 6
 
 
@@ -321,8 +325,11 @@ class JobList:
         status = ledger.status()
         recent, until = status.recent_span(min(end_ms, status.newest_ms - SETTLE_MS), BURN_MS)
         self._burnt_ms = since, _ = max(start_ms, recent), until
+        # Whose time counts, and not which part of it: what a job holds now may not be what the filter selects.
+        whose = {name: values for name, values in (where or {}).items() if name == "cluster" or of_holders((name,))}
+        self._is_whole = len(whose) == len(where or {})
         if since < until and (held_until_ms is None or since < held_until_ms):
-            self._burning = _HeldTime(charge_table(ledger, book, since, until, BY, where, timezone))
+            self._burning = _HeldTime(charge_table(ledger, book, since, until, BY, whose or None, timezone))
         else:
             self._burning = _HeldTime(NO_CHARGES)
         only = _only(where)
@@ -332,14 +339,51 @@ class JobList:
             pods = pods_by_job(filter(self._counts, ledger.each_pod(*span)))
         else:
             pods = ledger.pods_by_job(*span)
+        self._unseen = self._unseen_jobs(pods)
         held = self._held.figures()
+        burning = self._burning.keys if self._is_whole else ()
         self.figures = [
             JobFigures(
                 key, self._state(key, pods.get(key)), *held.get(key, (0, 0, Decimal(0))),
                 pods[key].waited_ms(until_ms) if key in pods else None,
             )
-            for key in called_off.each(sorted({*held, *self._burning.keys, *pods}))
+            for key in called_off.each(sorted({*held, *burning, *pods}))
         ]  # fmt: skip
+
+    def _unseen_jobs(self, pods: Mapping[JobKey, JobPods]) -> set[JobKey]:
+        """The jobs of which nobody knows whether they still run: what they hold, or held last, is on silent nodes."""
+        status = self._ledger.status()
+        silent = silent_nodes(status.newest_by_node, status.newest_ms)
+        if not silent:
+            return set()
+        unseen, seen = set[JobKey](), set[JobKey]()
+        begun = {key for key, of in pods.items() if of.placed and of.ended < of.pods and key not in self._burning}
+        for pod in self._ledger.each_pod(*self._span, of=begun) if begun else ():
+            facts = pod.facts
+            if facts.ended_ms is None and (facts.scheduled_ms is not None or facts.started_ms is not None):
+                (unseen if (pod.cluster, facts.node) in silent else seen).add(pod.key)
+        return (unseen - seen) | set(self._unseen_without_pods(silent, pods))
+
+    def _unseen_without_pods(
+        self, silent: Mapping[tuple[str, str], int], pods: Mapping[JobKey, JobPods]
+    ) -> Iterator[JobKey]:
+        """Those whose pods are not known: they held a GPU up to the last record of a silent node, and none later."""
+        jobs = {key for key in self._held.keys if key not in pods and key not in self._burning}
+        low = max(self._span[0], min(silent.values()) - _LAST_MS)
+        high = min(self._span[1], max(silent.values()))
+        if not jobs or low >= high:
+            return
+        where: Where = {"cluster": {of[0] for of in silent}, "node": {of[1] for of in silent}}
+        by: tuple[Dimension, ...] = ("cluster", "namespace", "job", "node")
+        span = self._ledger.status().recent_span(high, high - low)
+        on_node: dict[JobKey, int] = {}
+        for cluster, namespace, job, node in self._ledger.usage(span, by, where, "UTC", ()).row_keys():
+            key = JobKey(cluster, namespace, job)
+            if key in jobs and (cluster, node) in silent:
+                on_node[key] = max(on_node.get(key, 0), silent[cluster, node])
+        for key, (_, last_ms) in self._ledger.extents(on_node).items() if on_node else ():
+            if on_node[key] - _LAST_MS <= last_ms < on_node[key] + MS_PER_HOUR:
+                yield key
 
     def built(self, chosen: Sequence[JobFigures]) -> Iterator[Job]:
         """Yield these jobs, in this order."""
@@ -373,6 +417,7 @@ class JobList:
             queues=_names(queue for _, queue in pods.payers),
             users=_names(time.key[4] for time in times),
             state=state,
+            kind=kind_of(key.job),
             pods=pods.pods,
             pods_running=pods.running,
             created_ms=pods.created_ms,
@@ -405,20 +450,24 @@ class JobList:
 
     def _counts(self, pod: QueuedPod) -> bool:
         """Whether a pod is one of a listed job: one that held time that matches the filter, or one that matches it
-        itself. Users are known only for holders."""
+        itself. Users are known only for holders, and what a GPU is only for one that is held."""
         key = pod.key
-        if key in self._held or key in self._burning:
+        if key in self._held or (key in self._burning and self._is_whole):
             return True
-        names = {
+        names: dict[Dimension, str] = {
             "cluster": key.cluster, "namespace": key.namespace, "job": key.job, "team": pod.team, "queue": pod.queue,
+            "pod": pod.facts.name, "node": pod.facts.node,
+            **{label_dimension(name): value for name, value in pod.facts.labels.items()},
         }  # fmt: skip
         return all(names.get(name, "") in values for name, values in (self._where or {}).items())
 
     def _state(self, key: JobKey, pods: JobPods | None) -> JobState:
+        if pods is not None and pods.ended == pods.pods:
+            return "ended"
+        if key in self._unseen:
+            return "unknown"
         if pods is None:
             return "running" if key in self._burning else "ended"
-        if pods.ended == pods.pods:
-            return "ended"
         return "running" if pods.placed or key in self._held else "waiting"
 
 
@@ -438,29 +487,80 @@ _SERVICES: Final = ("service", "deployment", "replicaset", "statefulset", "daemo
 _BATCH: Final = ("job", "jobset", "workflow")
 
 
-def chosen(
-    figures: Sequence[JobFigures], state: JobState | None, search: str, order: JobOrder, kind: JobKind | None = None
-) -> list[JobFigures]:
-    """Return the jobs in this state and of this kind with this text in their path, in this order. state, kind: None for
-    all. search: "" for all."""
-    text = search.casefold()
+class JobChoice(NamedTuple):
+    """Which jobs a list has, and in which order.
+
+    search: a text in CLUSTER/NAMESPACE/KIND/NAME, in any case; "" for all.
+    kind: None for all.
+    sort: names begin with the first, figures with the largest.
+    reverse: the other way round; what is unknown stays last."""
+
+    search: str = ""
+    kind: JobKind | None = None
+    sort: JobOrder = "cost"
+    reverse: bool = False
+
+
+def chosen(jobs: JobList, choice: JobChoice, state: JobState | None = None) -> list[JobFigures]:
+    """The chosen jobs of a list in this state, in their order. state: None for all."""
+    text = choice.search.casefold()
     found = [
         one
-        for one in figures
+        for one in jobs.figures
         if state in (None, one.state)
-        and (kind is None or kind_of(one.key.job) == kind)
+        and (choice.kind is None or kind_of(one.key.job) == choice.kind)
         and (not text or text in f"{one.key.cluster}/{one.key.namespace}/{one.key.job}".casefold())
     ]
-    return sorted(found, key=_RANKS[order])
+    of_figures = _BY_FIGURES.get(choice.sort)
+    if of_figures is not None:
+        ranked = [(of_figures(one), one) for one in found]
+    else:
+        of_job = _BY_JOB[choice.sort]
+        ranked = [(of_job(job), one) for one, job in zip(found, jobs.built(found), strict=True)]
+    known = [pair for pair in ranked if pair[0] is not None]
+    known.sort(key=lambda pair: pair[0], reverse=(choice.sort in SMALLEST_FIRST) == choice.reverse)
+    return [one for _, one in known] + [one for value, one in ranked if value is None]
 
 
-_RANKS: Final[Mapping[JobOrder, Callable[[JobFigures], tuple[Any, ...]]]] = {
-    "cost": lambda one: (-(one.cost or 0), -one.allocated_us, one.key),
-    "gpu_hours": lambda one: (-one.allocated_us, one.key),
-    "idle": lambda one: (-one.idle_us, -one.allocated_us, one.key),
-    "waited": lambda one: (one.waited_ms is None, -(one.waited_ms or 0), one.key),
-    "name": lambda one: (one.key,),
+def _utilisation(job: Job) -> float | None:
+    """The busy part of the held time whose use is known; None if there is no such time."""
+    used = job.accounts_gpu_us
+    known = used.busy + used.allocated_idle
+    return used.busy / known if known else None
+
+
+SMALLEST_FIRST: Final[frozenset[JobOrder]] = frozenset(
+    {"name", "cluster", "namespace", "team", "user", "queue", "state", "kind", "gpu_model"}
+)
+"""The orders that begin with the first name."""
+_BY_FIGURES: Final[Mapping[JobOrder, Callable[[JobFigures], Any]]] = {
+    "name": lambda one: one.key,
+    "cluster": lambda one: one.key.cluster,
+    "namespace": lambda one: one.key.namespace,
+    "state": lambda one: one.state,
+    "kind": lambda one: kind_of(one.key.job),
+    "cost": lambda one: (one.cost or 0, one.allocated_us),
+    "gpu_hours": lambda one: one.allocated_us,
+    "idle": lambda one: (one.idle_us, one.allocated_us),
+    "waited": lambda one: one.waited_ms,
 }
+_BY_JOB: Final[Mapping[JobOrder, Callable[[Job], Any]]] = {
+    "team": lambda job: job.teams or None,
+    "user": lambda job: job.users or None,
+    "queue": lambda job: job.queues or None,
+    "gpu_model": lambda job: job.gpu_models or None,
+    "gpus": lambda job: job.gpus,
+    "burn": lambda job: job.burn_per_hour,
+    "busy": lambda job: job.accounts_gpu_us.busy,
+    "unknown": lambda job: job.accounts_gpu_us.allocated_unknown,
+    "utilisation": _utilisation,
+    "unpriced": lambda job: job.unpriced_gpu_us,
+    "pods": lambda job: job.pods,
+    "created": lambda job: job.created_ms,
+    "ended": lambda job: job.ended_ms,
+    "epochs": lambda job: job.epochs,
+}
+"""What only a job that is built knows."""
 
 
 def list_jobs(
@@ -474,7 +574,7 @@ def list_jobs(
 ) -> JobList:
     """Return the jobs that held GPUs or had pods in [start_ms, end_ms).
 
-    where: a filter by teams, namespaces, users or jobs. Time of a job that the filter excludes is not counted."""
+    where: a filter by any dimension. Time of a job that the filter excludes is not counted."""
     return JobList(ledger, book, (start_ms, end_ms), min(now_ms, end_ms), where, timezone)
 
 

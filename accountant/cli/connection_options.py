@@ -7,10 +7,10 @@ A command has one parameter of type `Server`, `LedgerOptions`, `ZonedLedger` or 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 from zoneinfo import ZoneInfo
 
 import typer
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 
 Printed = Annotated[Output, Option("--output", help="Format of the output.")]
+ListOutput = Literal["table", "json", "csv", "parquet"]
+ListPrinted = Annotated[
+    ListOutput, Option("--output", help="Format of the output; parquet: a file with exactly these rows and columns.")
+]
 Timezone = Annotated[str | None, Option(help="IANA time zone of months and days.")]
 By = Annotated[
     str, Option(help="Dimensions to group by, such as team,queue,namespace,job,pod,gpu_model,node,label:NAME.")
@@ -50,16 +54,42 @@ class Grouping:
     end: End = None
     where: Where = None
 
-    @property
-    def filters(self) -> dict[str, list[str]]:
-        """The accepted values of each filtered dimension. Raises BadParameter."""
-        values_of: dict[str, list[str]] = {}
-        for text in self.where or ():
-            dimension, equals, value = text.partition("=")
-            if not equals:
-                raise typer.BadParameter(f"--where {text}: write DIMENSION=VALUE, for example team=vision")
-            values_of.setdefault(dimension, []).append(value)
-        return values_of
+
+def filters(where: Sequence[str] | None) -> dict[str, list[str]]:
+    """The parameters of filters, of texts such as `team=vision`. Raises BadParameter."""
+    values_of: dict[str, list[str]] = {}
+    for text in where or ():
+        dimension, equals, value = text.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"--where {text}: write DIMENSION=VALUE, for example team=vision")
+        values_of.setdefault(f"where.{dimension}", []).append(value)
+    return values_of
+
+
+Chosen = TypeVar("Chosen", bound=str)
+
+
+def chosen_columns(text: str | None, known: Collection[Chosen]) -> tuple[Chosen, ...]:
+    """The columns that `--columns` names, separated by commas. Raises BadParameter."""
+    from gputally.base.near_names import nearest
+
+    names = {str(name): name for name in known}
+    found = tuple(name for name in (text or "").split(",") if name)
+    for name in found:
+        if name not in names:
+            raise typer.BadParameter(f"there is no column {name!r}{nearest(name, names)}", param_hint="--columns")
+    return tuple(names[name] for name in found)
+
+
+def write_binary(content: bytes) -> None:
+    """Writes a file to standard output, which must not be a terminal. Raises CannotStart."""
+    import sys
+
+    if sys.stdout.isatty():
+        raise CannotStart(
+            "a Parquet file is no text for a terminal: redirect the output to a file, as in > jobs.parquet"
+        )
+    sys.stdout.buffer.write(content)
 
 
 M = TypeVar("M")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from accountant.cli.connection_options import End, Grouping, Printed, Timezone, print_answer, write_file
+from accountant.cli.connection_options import End, Grouping, Printed, Timezone, filters, print_answer, write_file
 from accountant.exports.format_names import Format
 from accountant.exports.protocol import exports, file_name
 from accountant.lake.engines.protocol import ENGINE_NAME, SEAM, EnginePlugin
@@ -429,8 +429,8 @@ def _query(wanted: Grouping, timezone: str) -> FleetQuery:
     start_ms = month_ms if wanted.start is None else instants.parse_edge(wanted.start, zone, end_ms)
     if end_ms <= start_ms:
         raise CannotStart(f"the span ends at or before its start: {utc(start_ms)} to {utc(end_ms)}")
-    filters = {_dimensions(name)[0]: values for name, values in wanted.filters.items()}
-    return FleetQuery(start_ms, end_ms, _dimensions(wanted.by), filters, timezone)
+    where = {_dimensions(name.removeprefix("where."))[0]: values for name, values in filters(wanted.where).items()}
+    return FleetQuery(start_ms, end_ms, _dimensions(wanted.by), where, timezone)
 
 
 def _dimensions(by: str) -> tuple[Dimension, ...]:

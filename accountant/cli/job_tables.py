@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 from zoneinfo import ZoneInfo
 
 from rich.console import Group
@@ -11,6 +13,7 @@ from rich.table import Column, Table
 from accountant.cli.terminal_tables import NAMES, instant, noted_caption, priced_by
 from accountant.core.periods import utc
 from accountant.reports.figure_formatting import money
+from accountant.wire.option_types import JobOrder
 from accountant.wire.typed_accountant_client import AccountantClient
 from accountant.wire.usage_cost_and_job_models import (
     EpochLine,
@@ -23,51 +26,117 @@ from accountant.wire.usage_cost_and_job_models import (
 from gputally.base.accountant_connection import Query, Unanswered
 from gputally.base.money import gpu_hours, plain
 from gputally.base.near_names import nearest
-from gputally.base.number_format import NOTHING, hours
+from gputally.base.number_format import NOTHING, hours, percent
 from gputally.base.terminal import figures, table
 from gputally.base.units import MS_PER_SECOND
 from gputally.base.untrusted_text import for_cell
 
 
-def jobs_table(answer: JobsAnswer, zone: ZoneInfo) -> Table:
-    """A table with one job per line, in the order of the answer, and the totals of all pages."""
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column of a list of jobs.
+
+    heading: `{currency}` stands for the currency.
+    text: of a job, given the currency.
+    fields: the columns of CSV that it stands for.
+    is_figure: written from the right."""
+
+    heading: str
+    text: Callable[[Job, str | None], str]
+    fields: tuple[str, ...]
+    is_figure: bool = True
+
+
+def _hours_of(account: str) -> Callable[[Job, str | None], str]:
+    return lambda job, _: hours(getattr(job.accounts_gpu_us, account))
+
+
+def _utilisation(job: Job) -> float | None:
+    used = job.accounts_gpu_us
+    known = used.busy + used.allocated_idle
+    return used.busy / known if known else None
+
+
+def _named(*fields: str) -> Callable[[Job, str | None], str]:
+    return lambda job, _: (
+        ", ".join(NAMES.get(name, name) for field in fields for name in getattr(job, field)) or NOTHING
+    )
+
+
+COLUMNS: Final[Mapping[JobOrder, TableColumn]] = {
+    "cluster": TableColumn("cluster", lambda job, _: job.cluster or NOTHING, (), is_figure=False),
+    "namespace": TableColumn("namespace", lambda job, _: job.namespace or NOTHING, (), is_figure=False),
+    "team": TableColumn("team", _named("teams"), ("teams",), is_figure=False),
+    "user": TableColumn("user", _named("users"), ("users",), is_figure=False),
+    "queue": TableColumn("queue", _named("queues"), ("queues",), is_figure=False),
+    "state": TableColumn("state", lambda job, _: job.state, ("state",), is_figure=False),
+    "kind": TableColumn("kind", lambda job, _: job.kind or NOTHING, ("kind",), is_figure=False),
+    "pods": TableColumn("pods", lambda job, _: f"{job.pods:,}", ("pods", "pods_running")),
+    "waited": TableColumn("waited", lambda job, _: _length(job.waited_ms), ("waited_seconds",)),
+    "gpu_hours": TableColumn("GPU-hours", _hours_of("allocated"), ("gpu_hours",)),
+    "busy": TableColumn("busy", _hours_of("busy"), ("busy_gpu_hours",)),
+    "utilisation": TableColumn("utilisation", lambda job, _: percent(_utilisation(job)), ("utilisation",)),
+    "idle": TableColumn("idle", _hours_of("allocated_idle"), ("idle_gpu_hours",)),
+    "unknown": TableColumn("use unknown", _hours_of("allocated_unknown"), ("unknown_gpu_hours",)),
+    "gpus": TableColumn("GPUs", lambda job, _: f"{job.gpus:,.1f}" if job.state == "running" else NOTHING, ("gpus",)),
+    "burn": TableColumn(
+        "{currency}/h",
+        lambda job, currency: money(job.burn_per_hour, currency) if job.state == "running" else NOTHING,
+        ("currency", "burn_per_hour"),
+    ),
+    "cost": TableColumn(
+        "cost {currency}", lambda job, currency: money(job.cost, currency), ("currency", "cost", "unpriced_gpu_hours")
+    ),
+    "unpriced": TableColumn("unpriced", lambda job, _: hours(job.unpriced_gpu_us), ("unpriced_gpu_hours",)),
+    "gpu_model": TableColumn("GPU", _named("gpu_models"), ("gpu_models",), is_figure=False),
+    "created": TableColumn(
+        "created", lambda job, _: _instant(job.created_ms) or NOTHING, ("created",), is_figure=False
+    ),
+    "ended": TableColumn("ended", lambda job, _: _instant(job.ended_ms) or NOTHING, ("ended",), is_figure=False),
+    "epochs": TableColumn("epochs", lambda job, _: f"{job.epochs:,}", ("epochs",)),
+}
+"""The columns beside the job, by the names of the API's orders."""
+_USUAL: Final[tuple[JobOrder, ...]] = (
+    "team", "state", "pods", "waited", "gpu_hours", "busy", "gpus", "burn", "cost"
+)  # fmt: skip
+_MAY_DROP: Final[tuple[JobOrder, ...]] = ("pods", "waited", "gpus", "burn", "busy", "team", "state")
+
+
+def jobs_table(answer: JobsAnswer, zone: ZoneInfo, shown: Sequence[JobOrder] = ()) -> Table:
+    """A table with one job per line, in the order of the answer, and the totals of all pages. shown: the columns; the
+    usual ones without any."""
     currency = answer.currency or ""
     several = len({job.cluster for job in answer.jobs}) > 1
     more = answer.count - len(answer.jobs)
     priced = priced_by(answer.price_book_version, unpriced=any(job.unpriced_gpu_us for job in answer.jobs))
+    chosen = {name: COLUMNS[name] for name in shown or _USUAL}
+    headings = {name: column.heading.format(currency=currency).lstrip("/") for name, column in chosen.items()}
+    totals = {"gpu_hours": hours(answer.total_gpu_us), "cost": money(answer.total_cost, answer.currency)}
+    columns = [Column("job", overflow="fold")]
+    for name, column in chosen.items():
+        if column.is_figure:
+            columns += figures(headings[name], style="bold" if name == "cost" else "", no_wrap=True)
+        elif name == "state":
+            columns.append(Column("state", no_wrap=True))
+        else:
+            columns.append(Column(headings[name], overflow="fold"))
     return table(
         f"Jobs, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}",
-        [
-            *(Column(name, overflow="fold") for name in ("job", "team")),
-            Column("state", no_wrap=True),
-            *figures("pods", "waited", "GPU-hours", "busy", "GPUs", f"{currency}/h".lstrip("/"), no_wrap=True),
-            *figures(f"cost {currency}", style="bold", no_wrap=True),
-        ],
+        columns,
         (
             (
                 "/".join(filter(None, (job.cluster if several else "", job.namespace, job.job))),
-                ", ".join(NAMES.get(team, team) for team in job.teams),
-                job.state,
-                f"{job.pods:,}",
-                _length(job.waited_ms),
-                hours(job.accounts_gpu_us.allocated),
-                hours(job.accounts_gpu_us.busy),
-                f"{job.gpus:,.1f}" if job.state == "running" else NOTHING,
-                money(job.burn_per_hour, answer.currency) if job.state == "running" else NOTHING,
-                money(job.cost, answer.currency),
+                *(column.text(job, answer.currency) for column in chosen.values()),
             )
             for job in answer.jobs
         ),
-        total=(
-            f"{answer.count:,} jobs", "", "", "", "", hours(answer.total_gpu_us), "", "", "",
-            money(answer.total_cost, answer.currency),
-        ),
+        total=(f"{answer.count:,} jobs", *(totals.get(name, "") for name in chosen)),
         caption=noted_caption(
             "\n".join(filter(None, (f"{more:,} more: --limit, --search, --sort" if more else "", answer.note))),
             f"{priced}; GPUs and their price an hour: over the last minutes on record",
         ),
-        may_drop=("pods", "waited", "GPUs", f"{currency}/h".lstrip("/"), "busy", "team", "state"),
-    )  # fmt: skip
+        may_drop=[headings[name] for name in _MAY_DROP if name in headings] if not shown else (),
+    )
 
 
 def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
@@ -124,7 +193,7 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
         (
             (
                 NOTHING if one.number is None else str(one.number),
-                instant(one.start_ms, zone),
+                "earlier" if one.start_ms is None else instant(one.start_ms, zone),
                 "running" if one.end_ms is None else instant(one.end_ms, zone),
                 _length(one.waited_ms),
                 _length(_ran_ms(one, answer.end_ms)),
@@ -145,12 +214,14 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
 
 _ENDS = {
     "running": NOTHING, "preempted": "the controller", "node-down": "its node", "stopped": "not recorded",
-    "ended": "the job ended",
+    "ended": "the job ended", "unknown": "unknown: its node has been silent since",
 }  # fmt: skip
 
 
 def _ran_ms(one: JobAttempt, until_ms: int) -> int | None:
-    """How long an attempt ran; until `until_ms` if it still runs, and None if it began later."""
+    """How long an attempt ran; until `until_ms` if it still runs, and None if it is unknown when it began, or later."""
+    if one.start_ms is None:
+        return None
     length_ms = (until_ms if one.end_ms is None else one.end_ms) - one.start_ms
     return length_ms if length_ms > 0 else None
 
@@ -167,13 +238,16 @@ def _next_holder(taker: NextHolder, job: str) -> str:
     return f"{'itself' if taker.job == job else taker.job or 'another team'} ({taker.gpus}{later})"
 
 
-def job_record(job: Job, currency: str | None) -> dict[str, object]:
-    """A job as a row of CSV. Unknown values are empty, and names are safe for spreadsheets."""
+def job_record(job: Job, currency: str | None, shown: Sequence[JobOrder] = ()) -> dict[str, object]:
+    """A job as a row of CSV. Unknown values are empty, and names are safe for spreadsheets. shown: the columns; all
+    without any."""
     held = job.accounts_gpu_us
     names = {name: for_cell(getattr(job, name)) for name in ("id", "cluster", "namespace", "job")}
     names |= {name: for_cell(";".join(getattr(job, name))) for name in ("teams", "queues", "users")}
-    return names | {
+    utilisation = _utilisation(job)
+    record: dict[str, object] = names | {
         "state": job.state,
+        "kind": job.kind or "",
         "pods": job.pods,
         "pods_running": job.pods_running,
         "created": _instant(job.created_ms),
@@ -184,12 +258,16 @@ def job_record(job: Job, currency: str | None) -> dict[str, object]:
         "gpu_hours": plain(gpu_hours(held.allocated)),
         "busy_gpu_hours": plain(gpu_hours(held.busy)),
         "idle_gpu_hours": plain(gpu_hours(held.allocated_idle)),
+        "unknown_gpu_hours": plain(gpu_hours(held.allocated_unknown)),
+        "utilisation": "" if utilisation is None else utilisation,
         "currency": currency or "",
         "cost": _plain(job.cost),
         "unpriced_gpu_hours": plain(gpu_hours(job.unpriced_gpu_us)),
         "burn_per_hour": _plain(job.burn_per_hour),
         "epochs": job.epochs,
     }
+    kept = {"id", "cluster", "namespace", "job", *(field for name in shown for field in COLUMNS[name].fields)}
+    return {name: value for name, value in record.items() if name in kept} if shown else record
 
 
 def epoch_record(answer: JobAnswer, line: EpochLine) -> dict[str, object]:

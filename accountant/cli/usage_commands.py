@@ -15,14 +15,19 @@ from accountant.cli.connection_options import (
     End,
     Grouping,
     LedgerOptions,
+    ListPrinted,
     Priced,
     Printed,
     Start,
+    Where,
     ZonedLedger,
+    chosen_columns,
+    filters,
     print_answer,
+    write_binary,
 )
 from accountant.wire.option_types import JobKind, JobOrder, JobState
-from gputally.base.command_options import with_option_groups
+from gputally.base.command_options import refuse_ignored, with_option_groups
 from gputally.base.command_output import show
 
 if TYPE_CHECKING:
@@ -104,8 +109,8 @@ def check(
 
 
 def _query(wanted: Grouping, timezone: str | None) -> Query:
-    filters = {f"where.{dimension}": values for dimension, values in wanted.filters.items()}
-    return {"by": wanted.by, "start": wanted.start, "end": wanted.end, "timezone": timezone, **filters}
+    span = {"start": wanted.start, "end": wanted.end, "timezone": timezone}
+    return {"by": wanted.by, **span, **filters(wanted.where)}
 
 
 SHOWN = 50
@@ -124,34 +129,43 @@ def jobs(
     start: Start = None,
     end: End = None,
     state: Annotated[JobState | None, Option(help="Only jobs in this state.")] = None,
-    team: Annotated[list[str] | None, Option(help="Only jobs that this team pays for (repeatable).")] = None,
-    namespace: Annotated[list[str] | None, Option(help="Only jobs of this namespace (repeatable).")] = None,
-    user: Annotated[list[str] | None, Option(help="Only jobs of this user (repeatable).")] = None,
+    where: Where = None,
     kind: Annotated[JobKind | None, Option(help="Only notebooks, services or batch jobs (training).")] = None,
     search: Annotated[str, Option(help="Only jobs with this text in CLUSTER/NAMESPACE/KIND/NAME.")] = "",
-    sort: Annotated[JobOrder, Option(help="Highest cost, GPU-hours, idle or wait first, or by name.")] = "cost",
-    limit: Annotated[
-        int | None, Option(min=1, help=f"Number of jobs to show (default: {SHOWN} in a table, all in JSON and CSV).")
+    sort: Annotated[JobOrder, Option(help="The column to sort by: names from A, figures from the largest.")] = "cost",
+    reverse: Annotated[bool, Option("--reverse", help="Sort the other way round; what is unknown stays last.")] = False,
+    columns: Annotated[
+        str | None, Option(help="Columns to show beside the job, as --sort names them: user,utilisation,cost.")
     ] = None,
-    output: Printed = "table",
+    limit: Annotated[
+        int | None,
+        Option(min=1, help=f"Number of jobs to show (default: {SHOWN} in a table, all in JSON, CSV and Parquet)."),
+    ] = None,
+    output: ListPrinted = "table",
     *,
     at: Priced,
 ) -> None:
     """List jobs with their GPU-hours, cost so far, burn rate and wait."""
-    from accountant.cli.job_tables import called, epoch_record, job_record, jobs_table, print_job
+    from accountant.cli.job_tables import COLUMNS, called, epoch_record, job_record, jobs_table, print_job
     from accountant.wire.usage_cost_and_job_models import JobAnswer, JobsAnswer
 
     zone = at.zone
+    shown = chosen_columns(columns, COLUMNS)
     span: Query = {"start": start, "end": end, "timezone": at.timezone}
+    if output == "parquet":
+        refuse_ignored("with --output parquet", "job", "limit")
     with at.connection() as remote:
-        if job is not None:
+        if job is not None and output != "parquet":
             job_answer = remote.ask(JobAnswer, f"/v1/jobs/{job if '~' in job else called(job, remote, span)}", span)
             epochs = [epoch_record(job_answer, line) for line in job_answer.epochs]
             show(output, lambda: print_job(job_answer, zone), job_answer.model_dump(mode="json"), epochs)
             return
-        query = {**span, "state": state, "team": team, "namespace": namespace, "user": user}
-        query |= {"kind": kind, "search": search or None, "sort": sort}
+        query: Query = {**span, "state": state, "kind": kind, "search": search or None, "sort": sort, **filters(where)}
+        query = {**query, "reverse": "true" if reverse else None}
+        if output == "parquet":
+            write_binary(remote.get("/jobs.parquet", {**query, "columns": ",".join(shown) or None}))
+            return
         most = SHOWN if limit is None and output == "table" else limit
         answer = remote.whole(JobsAnswer, "/v1/jobs", query, most)
-    rows = (job_record(job, answer.currency) for job in answer.jobs)
-    show(output, lambda: jobs_table(answer, zone), answer.model_dump(mode="json"), rows)
+    rows = (job_record(job, answer.currency, shown) for job in answer.jobs)
+    show(output, lambda: jobs_table(answer, zone, shown), answer.model_dump(mode="json"), rows)

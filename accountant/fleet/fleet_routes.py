@@ -47,9 +47,14 @@ from accountant.fleet.fleet_ledgers import (
     refuse_left_out,
     statement_lines,
 )
-from accountant.reports import html_page
+from accountant.reports import figure_formatting, html_page, node_list
+from accountant.reports.node_list import Machine, NodeChoice
 from accountant.web import month_and_decision_pages, page_queries, page_rows
-from accountant.web.job_and_node_pages import JOBS_A_PAGE, NODES_A_PAGE, NodesParams
+from accountant.web.job_list_page import JOBS_A_PAGE, month_steps, named
+from accountant.web.list_bar import ListOrder
+from accountant.web.node_list_page import COLUMNS as NODE_COLUMNS
+from accountant.web.node_list_page import NODES_A_PAGE, NodeListParams, bar_of, totals_of
+from accountant.web.page_queries import ListSpan
 from accountant.web.page_rows import paged
 from accountant.wire.option_types import JobState
 from accountant.wire.policy_models import IDLE, UNASSIGNED
@@ -189,7 +194,7 @@ class FleetJobs(FleetMonthParams):
     page: int = Field(default=1, ge=1, le=10_000)
 
 
-class FleetNodes(NodesParams):
+class FleetNodes(NodeListParams):
     ledger: Chosen = ()
 
 
@@ -403,7 +408,8 @@ def jobs_page(request: Request, asked: Annotated[FleetJobs, Query()], deps: AppD
     month = shown_month(state, asked.month)
     rows, counted, kept_ms = list[_JobRow](), list[page_rows.Jobs](), list[int]()
     answers, left_out = state.asked(
-        asked.ledger, lambda pages: (page_queries.jobs_of(pages, month, where), pages.book())
+        asked.ledger,
+        lambda pages: (page_queries.jobs_of(pages, ListSpan.of_month(month, pages), where), pages.book()),
     )
     for name, (found, book) in answers.items():
         of_ledger = found.value.get(asked.state, page_rows.NO_JOBS)
@@ -430,25 +436,35 @@ class _NodeRow:
     """A node of one ledger."""
 
     ledger: str
-    node: page_rows.Machine
+    node: Machine
 
 
 @router.get("/fleet/nodes", include_in_schema=False)
 def nodes_page(request: Request, asked: Annotated[FleetNodes, Query()], deps: AppDeps, principal: Reader) -> Response:
-    """The nodes of all clusters over the last days that each has published."""
+    """The nodes of all clusters in a span, as far as each has published it."""
     require_all_teams(principal)
     state = _state(request)
+    bar = bar_of("/fleet/nodes", asked, deps, {"ledger": asked.ledger})
+    if not bar.is_tidy(request):
+        return RedirectResponse(bar.tidy, 303)
     rows, kept_ms = list[_NodeRow](), list[int]()
-    answers, left_out = state.asked(asked.ledger, lambda pages: page_queries.machines(pages, asked.days))
-    for name, (machines, _, _, as_of_ms) in answers.items():
-        rows += [_NodeRow(name, node) for node in machines]
-        kept_ms += [] if as_of_ms is None else [as_of_ms]
-    query = urlencode({"ledger": asked.ledger}, doseq=True)
-    shown = paged(rows, asked.page, NODES_A_PAGE, f"/fleet/nodes?days={asked.days}&{query}&page=")
+    answers, left_out = state.asked(
+        asked.ledger, lambda pages: page_queries.machines(pages, ListSpan.of(asked, pages), asked.where)
+    )
+    for name, answer in answers.items():
+        rows += [_NodeRow(name, node) for node in node_list.chosen(answer.value, asked.choice._replace(sort="name"))]
+        kept_ms += [] if answer.as_of_ms is None else [answer.as_of_ms]
+    ranked = node_list.chosen([row.node for row in rows], NodeChoice("", asked.sort, asked.reverse))
+    ledger_of = {id(row.node): row.ledger for row in rows}
+    shown = paged(ranked, asked.page, NODES_A_PAGE, bar.page_url)
+    zone = periods.zone(bar.span.timezone)
     return _page(
-        request, deps, "fleet_nodes.html", min(kept_ms, default=None), current="/fleet/nodes", days=asked.days,
-        shown=shown, left_out=left_out, gpus=sum(row.node.gpus for row in rows), ledgers_query=query,
-        whole=page_rows.added(row.node.accounts for row in rows),
+        request, deps, "fleet_nodes.html", min(kept_ms, default=None), current="/fleet/nodes", bar=bar,
+        titles=bar.titles, named=named, shown=shown, nodes=shown.rows, left_out=left_out, columns=NODE_COLUMNS,
+        texts=node_list.SMALLEST_FIRST, gpus=sum(row.node.gpus for row in rows), totals=totals_of(ranked),
+        ledger_of=lambda node: ledger_of[id(node)], quiet=frozenset(), span_zone=zone, months=month_steps(bar),
+        span_text=figure_formatting.span_of(bar.span.start_ms, bar.span.end_ms, zone),
+        order=ListOrder(bar.url, asked.sort, frozenset(NODE_COLUMNS) - node_list.SMALLEST_FIRST, asked.reverse),
     )  # fmt: skip
 
 

@@ -75,8 +75,6 @@ _OF_THE_ACCOUNTANT: Final = frozenset(
 )
 """Paths that only a cluster's own accountant serves, because their data is not published."""
 _PATIENCE_S: Final = 300.0
-_DAYS_SHOWN: Final = (1, 7, 31)
-"""The lengths of time that the fleet's list of nodes offers."""
 _OWN_LINK: Final = re.compile(rb'((?:href|action|src)=")/(?!static/|sign-|fleet|clusters/|favicon)')
 """A link from a ledger's page to another page of the same ledger."""
 
@@ -217,9 +215,9 @@ class FleetService:
         """Computes what the fleet's lists of jobs and nodes show of a ledger. A fault is left to the reader who meets
         it."""
         try:
-            page_queries.jobs_of(deps, fleet_routes.shown_month(self._state, None), {})
-            for days in _DAYS_SHOWN:
-                page_queries.machines(deps, days)
+            month = fleet_routes.shown_month(self._state, None)
+            page_queries.jobs_of(deps, page_queries.ListSpan.of_month(month, deps), {})
+            page_queries.machines(deps, page_queries.recent_nodes(deps))
         except Exception as error:  # noqa: BLE001 - one ledger must not stop the others
             self._log.info("pages_not_prepared", reason=str(error))
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from accountant.billing.charge import Account, Detail
 from accountant.core.periods import Month, local_date
 from accountant.core.periods import utc as utc
+from accountant.core.record_age import is_old
 from accountant.reports.report_breakdowns import SpanChange, change
 from accountant.reports.savings_hints import HARDLY_USED as HARDLY_USED
 from accountant.reports.savings_hints import Hint
@@ -25,7 +26,7 @@ from gputally.base.number_format import gpus as gpus
 from gputally.base.number_format import hours as hours
 from gputally.base.number_format import number, signed
 from gputally.base.number_format import percent as percent
-from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
 
 if TYPE_CHECKING:
     from accountant.reports.report_builder import Report
@@ -228,16 +229,6 @@ def span_of(start_ms: int, end_ms: int, tz: ZoneInfo) -> str:
 
 def _day(at_ms: int, tz: ZoneInfo) -> str:
     return f"{local_date(at_ms, tz):%-d %B}"
-
-
-OLD_MS: Final = 3 * BUCKET_MS
-"""Three times the longest interval of agents, which is a quarter of an hour."""
-
-
-def is_old(newest_ms: int, now_ms: int) -> bool:
-    """Whether there are records, but the newest one is too old to describe the present. newest_ms: 0 if there are
-    none."""
-    return 0 < newest_ms < now_ms - OLD_MS
 
 
 def silent_clusters(newest_by_cluster: Mapping[str, int], now_ms: int) -> dict[str, int]:

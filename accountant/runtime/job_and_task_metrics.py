@@ -260,7 +260,7 @@ class JobCollector(CachingCollector):
             def recent() -> Iterator[Job]:
                 nonlocal number
                 for one in listed.built(listed.figures):
-                    if one.state == "running" or (one.ended_ms or 0) > kept_since:
+                    if one.state in ("running", "unknown") or (one.ended_ms or 0) > kept_since:
                         number += 1
                         yield one
 

@@ -6,10 +6,7 @@ view, on all its pages, with exact figures."""
 
 from __future__ import annotations
 
-import asyncio
-import csv
-import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -18,21 +15,20 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from accountant.api.access_control import Reader, admit, check_form, check_teams, team_filter
+from accountant.api.access_control import Reader, check_teams, team_filter
 from accountant.api.answer_cache import CachedAnswer
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.query_parameters import NamedDimension, QuerySpan, check_cost, invalid
 from accountant.core import periods
 from accountant.core.periods import Month
-from accountant.exports.protocol import CSV, file_name
-from accountant.ledger.protocols import JobKey, SavedView
+from accountant.exports.protocol import file_name
+from accountant.ledger.protocols import JobKey
 from accountant.ledger.usage import OF_TIME
 from accountant.reports import figure_formatting, html_page
 from accountant.reports.html_page import ChartColumn
 from accountant.reports.report_builder import span_before
-from accountant.web import month_and_decision_pages, page_queries
+from accountant.web import month_and_decision_pages, page_queries, saved_views
 from accountant.web.explore_table import (
     COLUMNS,
     DEFAULT_COLUMNS,
@@ -52,16 +48,15 @@ from accountant.web.explore_table import (
     pivot,
     selected,
 )
-from accountant.web.list_bar import Bar, BarParams, Choice, check_names, group_link, time_unit
+from accountant.web.list_bar import Choice, GroupedBar, GroupedListParams, check_names, group_link, time_unit
+from accountant.web.list_files import FileCell, FileFormat, FileKind, ListRecords, list_file
 from accountant.web.page_rows import Page, paged
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base import called_off
-from gputally.base.money import exact_sum, gpu_hours, plain
+from gputally.base.money import exact_sum, gpu_hours
 from gputally.base.number_format import NOTHING, number
 from gputally.base.units import US_PER_HOUR
-from gputally.base.untrusted_text import for_cell, known_name
-from gputally.server.config_loading import fault_text
-from gputally.server.request_handling import tagged
+from gputally.base.untrusted_text import for_cell
 from gputally.server.tokens_and_grants import Principal
 
 router = APIRouter(include_in_schema=False)
@@ -73,14 +68,13 @@ MOST_CELLS_FILE: Final = 1_000_000
 """Cells of a pivot table in a file."""
 NO_NAME: Final = "(none)"
 """The head of a file's column for the empty value."""
-PARQUET: Final = "application/vnd.apache.parquet"
 _OF_THE_VIEW: Final = ("measure", "across", "sort", "search", "columns", "compare")
 """Parameters that the API has not."""
 _TIME_TICKS: Final = 12
 """Labels below a chart."""
 
 
-class ExploreParams(BarParams):
+class ExploreParams(GroupedListParams):
     """The parameters of the page. measure: what the chart and the pivot table show. across: the dimension of `by` whose
     values stand side by side."""
 
@@ -95,7 +89,7 @@ Params = Annotated[ExploreParams, Query()]
 class View:
     """What a request asks for, and the answer."""
 
-    bar: Bar
+    bar: GroupedBar
     asked: Question
     answer: CachedAnswer[Explored]
     rows: Selection
@@ -153,9 +147,7 @@ def explore_page(request: Request, params: Params, deps: AppDeps, principal: Rea
         begins_ms=first_ms if first_ms > from_ms else None,
         measured=lambda value: _measured(view.asked.measure, value, currency), measure=FIGURES[view.asked.measure],
         measures=[Choice(name, FIGURES[name].title, name == params.measure) for name in MEASURES_SHOWN],
-        currency=currency, views=deps.ledger.views(principal.name),
-        may_save=deps.picker() is None and (month_and_decision_pages.person_of(request) is not None
-                                            or deps.settings.auth == "off"),
+        currency=currency, **saved_views.of(request, deps, principal),
         unit=_unit, chart=_chart(found.chart, view.asked.measure, currency),
         parts=_legend(found.chart), narrower=_narrower(bar, found.chart),
         as_of_ms=view.answer.as_of_ms, span_zone=zone, questions=_questions(bar),
@@ -167,57 +159,24 @@ def explore_page(request: Request, params: Params, deps: AppDeps, principal: Rea
     )  # fmt: skip
 
 
-@router.post("/explore/views")
-async def save_view(request: Request, deps: AppDeps) -> Response:
-    """Saves a view of the page under a name, or removes the saved view of that name, when its owner sends the form."""
-    principal = await admit(request, deps, "read", form=True)
-    fields = await month_and_decision_pages.read_form(request)
-    check_form(request, fields.pop("form_token", ""))
-    deps.require_quota("acts", principal.name)
-    try:
-        form = _ViewForm.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise invalid(".".join(map(str, first["loc"])) or "form", fault_text(first)) from error
-    if form.remove:
-        await asyncio.to_thread(deps.ledger.remove_view, principal.name, form.name)
-    else:
-        view = SavedView(form.name, form.address)
-        await asyncio.to_thread(deps.ledger.save_view, principal.name, view, deps.clock.wall_ms())
-    return RedirectResponse(form.address, 303)
-
-
-class _ViewForm(BaseModel):
-    """name, address: of the view; address: the page that the browser then shows. remove: remove the view."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: Annotated[str, AfterValidator(known_name)] = Field(min_length=1, max_length=60)
-    address: str = Field(pattern=r"^/explore(\?[!-~]*)?$", max_length=2_000)
-    remove: bool = False
-
-
 @router.get("/explore.csv")
 def explore_csv(request: Request, params: Params, deps: AppDeps, principal: Reader) -> Response:
-    view = _view(_bar("/explore", params, deps, principal), params, deps, principal)
-    records = _records(view, deps)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\r\n")
-    writer.writerow(map(for_cell, records.names))
-    for row in records.rows:
-        writer.writerow([_cell(value) for value in row])
-    writer.writerow([_cell(value) for value in records.total])
-    return tagged(request, text.getvalue().encode(), CSV, _file_name("csv", view))
+    return _file(request, params, deps, principal, "csv")
 
 
 @router.get("/explore.parquet")
 def explore_parquet(request: Request, params: Params, deps: AppDeps, principal: Reader) -> Response:
+    return _file(request, params, deps, principal, "parquet")
+
+
+def _file(
+    request: Request, params: ExploreParams, deps: Deps, principal: Principal, file_format: FileFormat
+) -> Response:
     view = _view(_bar("/explore", params, deps, principal), params, deps, principal)
-    content = _parquet(_records(view, deps))
-    return tagged(request, content, PARQUET, _file_name("parquet", view))
+    return list_file(request, _records(view, deps), file_format, _file_name(file_format, view))
 
 
-def _bar(path: str, params: ExploreParams, deps: Deps, principal: Principal) -> Bar:
+def _bar(path: str, params: ExploreParams, deps: Deps, principal: Principal) -> GroupedBar:
     """The bar of a request. Who sees one team only groups by job if the request has no grouping."""
     alone = principal.teams is not None and len(principal.teams) == 1 and "by" not in params.model_fields_set
     by: tuple[Dimension, ...] = ("job",) if alone else params.by
@@ -232,23 +191,23 @@ def _bar(path: str, params: ExploreParams, deps: Deps, principal: Principal) -> 
     # A table side by side has no column but its measure: an order by another one is left.
     if own["across"] is not None and params.sort.removeprefix("-") in set(COLUMNS) - {params.measure}:
         params = params.model_copy(update={"sort": ""})
-    bar = Bar(
-        path,
-        params,
-        by,
-        span,
-        {name: FIGURES[name].title for name in COLUMNS},
-        shown,
-        usual,
-        own,
-        now,
-        deps.settings.exported_labels,
+    bar = GroupedBar(
+        path=path,
+        params=params,
+        by=by,
+        span=span,
+        columns={name: FIGURES[name].title for name in COLUMNS},
+        shown=shown,
+        usual=usual,
+        own=own,
+        now_ms=now,
+        labels=deps.settings.exported_labels,
     )
     check_names(bar)
     return bar
 
 
-def _view(bar: Bar, params: ExploreParams, deps: Deps, principal: Principal) -> View:
+def _view(bar: GroupedBar, params: ExploreParams, deps: Deps, principal: Principal) -> View:
     where = dict(params.where)
     where |= team_filter(principal, where.get("team", ()))
     check_teams(deps, principal, params.where_team)
@@ -263,14 +222,13 @@ def _view(bar: Bar, params: ExploreParams, deps: Deps, principal: Principal) -> 
     return View(bar, asked, answer, rows)
 
 
-def _identity(bar: Bar, params: ExploreParams, asked: Question) -> tuple[object, ...]:
+def _identity(bar: GroupedBar, params: ExploreParams, asked: Question) -> tuple[object, ...]:
     """What distinguishes a question. An end that is not given is now."""
     where = tuple(sorted((name, tuple(sorted(values))) for name, values in asked.where.items()))
-    end = None if params.end is None else bar.span.end_ms
-    return bar.span.start_ms, end, asked.by, where, asked.timezone, asked.measure, asked.unit, params.compare
+    return *bar.span_identity, asked.by, where, asked.timezone, asked.measure, asked.unit, params.compare
 
 
-def _explored(bar: Bar, params: ExploreParams, asked: Question, deps: Deps) -> CachedAnswer[Explored]:
+def _explored(bar: GroupedBar, params: ExploreParams, asked: Question, deps: Deps) -> CachedAnswer[Explored]:
     limits, zone = deps.settings.limits, periods.zone(bar.span.timezone)
 
     def spans(span: QuerySpan) -> list[QuerySpan]:
@@ -344,7 +302,7 @@ def _changed(column: FigureColumn, row: Row, before: Row) -> str:
     return figure_formatting.relative_of(*exact)
 
 
-def _questions(bar: Bar) -> tuple[Choice, ...]:
+def _questions(bar: GroupedBar) -> tuple[Choice, ...]:
     """Views that answer what people ask most, each the address of a view."""
     plain = replace(bar, params=bar.params.model_copy(update={
         "search": "", "sort": "", "columns": (), "compare": False, "start": None, "end": None,
@@ -380,7 +338,7 @@ def _legend(chart: Series) -> list[tuple[str, str]]:
     return shown
 
 
-def _narrower(bar: Bar, chart: Series) -> list[tuple[str, str]]:
+def _narrower(bar: GroupedBar, chart: Series) -> list[tuple[str, str]]:
     """The columns of a chart by day or month, each with the address of this view of its time alone. So a reader zooms
     in with a keyboard and without a script."""
     if chart.unit not in ("day", "month") or len(chart.cells) < 2:
@@ -433,26 +391,11 @@ def _time_name(unit: Dimension, name: str) -> str:
     return f"{date.fromisoformat(name):%-d %b}" if unit == "day" else f"{date.fromisoformat(name + '-01'):%b %Y}"
 
 
-Cell = str | Decimal | float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Records:
-    """A view as a table of a file. texts: how many of the columns, from the first, are text. kinds: of the others."""
-
-    names: Sequence[str]
-    texts: int
-    kinds: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    total: Sequence[Cell]
-    about: dict[str, str]
-
-
 _SUFFIXES: Final = {"GPU-hours": "_gpu_hours", "share": "_share", "GiB": "_gib", "W": "_w", "kWh": "_kwh"}
-_FILE_KINDS: Final = {"GPU-hours": "hours", "money": "money", "price": "price"}
+_FILE_KINDS: Final[Mapping[str, FileKind]] = {"GPU-hours": "hours", "money": "money", "price": "price"}
 
 
-def _records(view: View, deps: Deps) -> Records:
+def _records(view: View, deps: Deps) -> ListRecords:
     """The rows of the view with exact figures: one for each row of its table, on all pages."""
     found, book = view.found, deps.book()
     currency = book.currency if book is not None else ""
@@ -477,11 +420,12 @@ def _records(view: View, deps: Deps) -> Records:
         of_row = [of(at) for _, of, _ in spans]
         rows.append(["line", *found.table.keys[at], currency, *_exact(chosen, of_row)])
     total = ["total", *("" for _ in view.bar.by), currency, *_exact(chosen, [total for _, _, total in spans])]
-    kinds = [_FILE_KINDS.get(FIGURES[name].kind, "float") for _ in spans for name in chosen]
-    return Records(("record", *view.bar.by, "currency", *names), len(view.bar.by) + 2, kinds, rows, total, about)
+    kinds: list[FileKind] = [_FILE_KINDS.get(FIGURES[name].kind, "float") for _ in spans for name in chosen]
+    texts: list[FileKind] = ["text"] * (len(view.bar.by) + 2)
+    return ListRecords(("record", *view.bar.by, "currency", *names), [*texts, *kinds], rows, total, about)
 
 
-def _crossed_records(view: View, crossed: Pivot, currency: str, about: dict[str, str]) -> Records:
+def _crossed_records(view: View, crossed: Pivot, currency: str, about: dict[str, str]) -> ListRecords:
     if crossed.others:
         raise invalid("across", f"a file has at most {MOST_ACROSS_FILE - 1:,} columns side by side: choose another"
                                 " dimension, or filter its values")  # fmt: skip
@@ -491,12 +435,12 @@ def _crossed_records(view: View, crossed: Pivot, currency: str, about: dict[str,
                                 " another dimension, or filter its values")  # fmt: skip
     measure = view.asked.measure
     zero = _exact_of(measure, 0)
-    rows: list[list[Cell]] = []
+    rows: list[list[FileCell]] = []
     for key, cells, whole in called_off.each(crossed.rows):
         exact = {number: _exact_of(measure, value) for number, value in cells.items()}
         row = [exact.get(number, zero) for number in range(crossed.width)]
         rows.append(["line", *key, measure, currency, *row, _exact_of(measure, whole)])
-    total: list[Cell] = ["total", *("" for _ in view.others), measure, currency,
+    total: list[FileCell] = ["total", *("" for _ in view.others), measure, currency,
                          *(_exact_of(measure, value) for value in crossed.sums)]  # fmt: skip
     taken = {"record", "measure", "currency", "total", *view.others}
     heads = []
@@ -507,53 +451,22 @@ def _crossed_records(view: View, crossed: Pivot, currency: str, about: dict[str,
         taken.add(for_cell(head))
         heads.append(head)
     names = ("record", *view.others, "measure", "currency", *heads, "total")
-    kind = "money" if measure == "cost" else "hours"
-    return Records(names, len(view.others) + 3, [kind] * (len(heads) + 1), rows, total, about)
+    kind: FileKind = "money" if measure == "cost" else "hours"
+    texts: list[FileKind] = ["text"] * (len(view.others) + 3)
+    return ListRecords(names, [*texts, *([kind] * (len(heads) + 1))], rows, total, about)
 
 
-def _exact(columns: Sequence[Column], rows: Sequence[Row | None]) -> list[Cell]:
+def _exact(columns: Sequence[Column], rows: Sequence[Row | None]) -> list[FileCell]:
     return [None if row is None else _exact_of(name, FIGURES[name].of(row)) for row in rows for name in columns]
 
 
-def _exact_of(name: Column, value: Figure) -> Cell:
+def _exact_of(name: Column, value: Figure) -> FileCell:
     kind = FIGURES[name].kind
     if value is None:
         return None
     if kind == "GPU-hours":
         return gpu_hours(int(value))
     return Decimal(value) if kind == "money" else value
-
-
-def _cell(value: Cell) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, Decimal):
-        return plain(value)
-    return for_cell(value) if isinstance(value, str) else repr(value)
-
-
-def _parquet(records: Records) -> bytes:
-    """The rows without the total, which is in the file's metadata. Hours are DECIMAL(38, 9) and money DECIMAL(38, 21),
-    as in the Parquet file of a report."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    types = {"hours": pa.decimal128(38, 9), "money": pa.decimal128(38, 21), "price": pa.float64(),
-             "float": pa.float64()}  # fmt: skip
-    kinds = [*("text" for _ in range(records.texts)), *records.kinds]
-    fields = [pa.field(name, types.get(kind, pa.string())) for name, kind in zip(records.names, kinds, strict=True)]
-    columns = [
-        pa.array([float(row[at]) if kind == "price" and row[at] is not None else row[at] for row in records.rows],  # type: ignore[arg-type]  # a price is a number
-                 type=field.type)
-        for at, (kind, field) in enumerate(zip(kinds, fields, strict=True))
-    ]  # fmt: skip
-    totals = {f"total_{name}": _cell(value) for name, value in list(zip(records.names, records.total, strict=True))[
-        records.texts:]}  # fmt: skip
-    metadata = {f"gputally.{name}": value for name, value in {**records.about, **totals}.items()}
-    table = pa.Table.from_arrays(columns, schema=pa.schema(fields, metadata=metadata))
-    sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd")
-    return sink.getvalue()
 
 
 def _file_name(ending: str, view: View) -> str:

@@ -120,7 +120,7 @@ def group_page(request: Request, params: Annotated[GroupParams, Query()], deps: 
     # Both months by the identity of jobs, and by day.
     both = QuerySpan(month.previous.span(tz)[0], min(month.span(tz)[1], at), timezone)
     clusters = (params.value,) if params.by == "cluster" else ()
-    check_cost(deps.ledger, deps.settings.limits, both, len(_OF_JOBS) + 1, clusters)
+    check_cost(deps.ledger, deps.settings.limits, both, len(_OF_JOBS) + 1, clusters, parameter="month")
     answer = _group(deps, params, month, principal)
     found, book = answer.value, deps.book()
     currency = book.currency if book is not None else None
@@ -157,31 +157,36 @@ def _group(deps: Deps, params: GroupParams, month: Month, principal: Principal) 
         with deps.ledger.moment(month.previous.span(periods.zone(timezone))[0], min(whole_end, at)) as moment:
             newest = moment.status().recent_span(home.whole_quarter(at), MS_PER_DAY)[1]
             end = min(whole_end, newest if newest > start else at)
-            return figures(moment, deps.book(), params.by, params.value, month, end, allowed, timezone, at)
+            return figures(
+                moment, deps.book(), GroupQuestion(params.by, params.value, month, end, allowed, timezone), at
+            )
 
     teams = None if allowed is None else tuple(sorted(allowed))
     key = ("group", params.by, params.value, month, teams, page_queries.books(deps))
     return deps.answers.ask(key, compute)
 
 
-def figures(
-    moment: LedgerSnapshot,
-    book: PriceBook | None,
-    by: Dimension,
-    value: str,
-    month: Month,
-    end_ms: int,
-    teams: Collection[str] | None,
-    timezone: str,
-    found_ms: int,
-) -> Group:
-    """The figures of a value in a month up to `end_ms`.
+@dataclass(frozen=True, slots=True)
+class GroupQuestion:
+    """A value of a dimension, in a month up to `end_ms`. teams: those whose time counts; None: all."""
 
-    teams: the teams whose time counts; None: all."""
-    tz = periods.zone(timezone)
-    start_ms = month.span(tz)[0]
-    span, before = (start_ms, end_ms), span_before(start_ms, end_ms, tz)
-    policies = moment.status().policies(start_ms, end_ms)
+    by: Dimension
+    value: str
+    month: Month
+    end_ms: int
+    teams: Collection[str] | None
+    timezone: str
+
+    @property
+    def span(self) -> Span:
+        return self.month.span(periods.zone(self.timezone))[0], self.end_ms
+
+
+def figures(moment: LedgerSnapshot, book: PriceBook | None, asked: GroupQuestion, found_ms: int) -> Group:
+    """The figures of a value in a month."""
+    by, value, teams, timezone = asked.by, asked.value, asked.teams, asked.timezone
+    span, before = asked.span, span_before(*asked.span, periods.zone(timezone))
+    policies = moment.status().policies(*span)
     values = _queues(policies, value) if by == "queue" else (value,)
     where: dict[Dimension, Collection[str]] = {} if teams is None else {"team": sorted(teams)}
     where[by] = values
@@ -210,13 +215,11 @@ def figures(
         whole_us=None
         if whole is None
         else sum(line.accounts_gpu_us.allocated for line in whole if line.key["team"] != IDLE),
-        days=_days(
-            moment, book, month, end_ms, where, metered, policies if by == "queue" else (), values, teams, timezone
-        ),
+        days=_days(moment, book, asked, where, metered, policies if by == "queue" else (), values),
         **_jobs(table),
         hints=savings_hints.savings_hints(report_breakdowns.jobs(held), peaks)[:MOST],
         waits=waits,
-        budgets=_budgets(moment, book, by, value, month, end_ms, teams, timezone) if policies else (),
+        budgets=_budgets(moment, book, asked) if policies else (),
     )
 
 
@@ -272,20 +275,17 @@ def _jobs(table: explore_table.Table) -> dict[str, tuple[Row, ...]]:
 def _days(
     moment: LedgerSnapshot,
     book: PriceBook | None,
-    month: Month,
-    end_ms: int,
+    asked: GroupQuestion,
     where: Where,
     metered: Where | None,
     policies: Sequence[PolicyVersion],
     queues: Collection[str],
-    teams: Collection[str] | None,
-    timezone: str,
 ) -> tuple[GroupDay, ...]:
-    tz = periods.zone(timezone)
+    timezone, tz = asked.timezone, periods.zone(asked.timezone)
     costs: list[dict[str, Decimal | None]] = []
     helds: list[dict[str, Accounts]] = []
     known: list[dict[str, float]] = []
-    for begin, end in ((month.span(tz)[0], end_ms), month.previous.span(tz)):
+    for begin, end in (asked.span, asked.month.previous.span(tz)):
         costs.append({
             line.key["day"][-2:]: line.cost
             for line in cost(moment, book, begin, end, ("day",), where, timezone).lines
@@ -300,7 +300,7 @@ def _days(
             if line.accounts_gpu_us.is_known
         })  # fmt: skip
     found = []
-    for day, begin, end in periods.days(month.span(tz)[0], end_ms, tz):
+    for day, begin, end in periods.days(*asked.span, tz):
         at = f"{day:%d}"
         found.append(
             GroupDay(
@@ -310,7 +310,7 @@ def _days(
                 costs[0].get(at, Decimal(0)),
                 costs[1].get(at, Decimal(0)) if at in known[1] else None,
                 helds[1].get(at, Accounts()).allocated if at in known[1] else None,
-                _entitled(policies, queues, teams, begin) * (end - begin) * US_PER_MS / US_PER_HOUR,
+                _entitled(policies, queues, asked.teams, begin) * (end - begin) * US_PER_MS / US_PER_HOUR,
             )
         )
     return tuple(found)
@@ -333,23 +333,15 @@ def _entitled(
     )  # fmt: skip
 
 
-def _budgets(
-    moment: LedgerSnapshot,
-    book: PriceBook | None,
-    by: Dimension,
-    value: str,
-    month: Month,
-    end_ms: int,
-    teams: Collection[str] | None,
-    timezone: str,
-) -> tuple[BudgetState, ...]:
-    if by not in ("team", "queue"):
+def _budgets(moment: LedgerSnapshot, book: PriceBook | None, asked: GroupQuestion) -> tuple[BudgetState, ...]:
+    if asked.by not in ("team", "queue"):
         return ()
-    policy = moment.status().policies(end_ms - 1, end_ms)[-1].policy
+    policy = moment.status().policies(asked.end_ms - 1, asked.end_ms)[-1].policy
     found = []
-    for state in states(moment, book, policy, month, end_ms, timezone):
+    for state in states(moment, book, policy, asked.month, asked.end_ms, asked.timezone):
         team = state.team or policy.team_of(state.queue)
-        if (state.queue == value if by == "queue" else team == value) and (teams is None or team in teams):
+        is_asked = state.queue == asked.value if asked.by == "queue" else team == asked.value
+        if is_asked and (asked.teams is None or team in asked.teams):
             found.append(state)
     return tuple(found)
 

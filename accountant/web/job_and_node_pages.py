@@ -5,25 +5,23 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
-from urllib.parse import quote, urlencode
+from typing import Annotated, Final, NamedTuple
+from urllib.parse import quote
 from xml.etree import ElementTree as ET
 from zoneinfo import ZoneInfo
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
-from pydantic import Field, TypeAdapter, ValidationError, field_validator
+from pydantic import Field, TypeAdapter, ValidationError
 
 from accountant.api.access_control import (
-    DocumentReader,
     Reader,
     admit,
     check_form,
-    check_teams,
     require_all_teams,
     team_filter,
 )
@@ -35,25 +33,19 @@ from accountant.api.usage_cost_and_job_routes import decisions_about, job_span, 
 from accountant.billing import job_costs
 from accountant.billing.job_costs import EpochQuestions
 from accountant.core import periods
-from accountant.core.periods import Month
+from accountant.core.record_age import is_old
 from accountant.ledger.protocols import GpuMove, JobKey
-from accountant.ledger.usage import ACCOUNTS, HELD, Where, sum_of_usage_lines
+from accountant.ledger.usage import ACCOUNTS, Where, sum_of_usage_lines
 from accountant.reports import figure_formatting
 from accountant.web import gpu_holders, month_and_decision_pages, page_queries, page_rows
-from accountant.web.list_bar import ListOrder
-from accountant.web.page_queries import recorded_of, records
-from accountant.web.page_rows import Machine, paged
+from accountant.web.page_queries import records
 from accountant.wire import decision_text
-from accountant.wire.option_types import JobKind, JobOrder, JobState
 from accountant.wire.policy_models import Decision
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, Job, JobAnswer, UsageLine
 from gputally.base.instants import in_calendar
-from gputally.base.money import gpu_hours, plain
 from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
-from gputally.base.untrusted_text import for_cell
 from gputally.server.config_loading import fault_text
 from gputally.server.page_layout import drawn, rect, root, text
-from gputally.server.tokens_and_grants import Principal
 
 router = APIRouter(include_in_schema=False)
 
@@ -213,101 +205,8 @@ def _short(gpu: str) -> str:
     return (head if len(head) <= _SHORT else "-".join(head.split("-")[:2])[:_SHORT]) + slash + rest
 
 
-JOBS_A_PAGE = 100
 _TIMELINE_MS = 31 * MS_PER_DAY
 """Longest timeline; for a longer job the timeline shows the last part."""
-
-
-class JobsPageParams(Params):
-    month: str | None = None
-    team: str | None = Field(default=None, max_length=253)
-    days: int | None = Field(default=None, ge=1, le=92)
-    state: JobState | None = None
-    kind: JobKind | None = None
-    search: str = Field(default="", max_length=253)
-    sort: JobOrder = "cost"
-    page: int = Field(default=1, ge=1, le=10_000)
-
-    @field_validator("kind", mode="before")
-    @classmethod
-    def _all(cls, kind: object) -> object:
-        """A form sends an empty text for all kinds."""
-        return kind or None
-
-
-@router.get("/jobs")
-def jobs_page(
-    request: Request, params: Annotated[JobsPageParams, Query()], deps: AppDeps, principal: Reader
-) -> Response:
-    tz = periods.zone(deps.settings.timezone)
-    at = deps.clock.wall_ms()
-    month, where, choice = _chosen_jobs(params, deps, principal)
-    skipped = _before_page(params.page)
-    answer = page_queries.jobs_of(deps, month, where, choice, params.days, skipped)
-    jobs = answer.value.get(params.state, page_rows.NO_JOBS)
-    if not jobs.shown and jobs.count:  # a page beyond the last one
-        skipped = _before_page(-(-jobs.count // JOBS_A_PAGE))
-        answer = page_queries.jobs_of(deps, month, where, choice, params.days, skipped)
-        jobs = answer.value.get(params.state, page_rows.NO_JOBS)
-
-    def address(**changes: object) -> str:
-        """The URL of this list with some parameters changed. None: without the parameter."""
-        query = params.model_dump(exclude_defaults=True, exclude={"page"}) | {"month": str(month)} | changes
-        return "/jobs?" + urlencode({name: value for name, value in query.items() if value is not None})
-
-    return month_and_decision_pages.page(
-        request, "/jobs", "jobs.html", deps, month=month, team=params.team, state=params.state, jobs=jobs,
-        shown=paged(jobs.shown, params.page, JOBS_A_PAGE, address() + "&page=", jobs.count, skipped),
-        currency=_currency(deps),
-        utilisation=page_rows.utilisation, as_of_ms=answer.as_of_ms,
-        following=month.next if month.next.span(tz)[0] < at else None,
-        demand_known=deps.settings.kubernetes.inventory, recorded=recorded_of(deps, month), params=params,
-        address=address, kind_of=job_costs.kind_of, kinds=get_args(JobKind),
-        order=ListOrder(address, params.sort, frozenset(get_args(JobOrder)) - {"name"}),
-        csv=address().replace("/jobs?", "/jobs.csv?", 1),
-    )  # fmt: skip
-
-
-def _before_page(number: int) -> int:
-    """How many jobs are before those that are read together with this page."""
-    return (number - 1) * JOBS_A_PAGE // page_queries.MOST_JOBS * page_queries.MOST_JOBS
-
-
-@router.get("/jobs.csv")
-def jobs_file(
-    request: Request, params: Annotated[JobsPageParams, Query()], deps: AppDeps, principal: DocumentReader
-) -> Response:
-    """All jobs of the page's view, with exact hours and costs; a cost that lacks a price is empty."""
-    month, where, choice = _chosen_jobs(params, deps, principal)
-    currency = _currency(deps) or ""
-    heads = ["id", "cluster", "namespace", "job", "teams", "users", "state", "kind", "gpus_now", "waited_s",
-             *(f"{account}_gpu_hours" for account in HELD), "cost", "currency", "unpriced_gpu_hours"]  # fmt: skip
-    rows = [
-        [*map(for_cell, (job.id, job.cluster, job.namespace, job.job, ", ".join(job.teams), ", ".join(job.users))),
-         job.state, job_costs.kind_of(job.job) or "", plain(job.gpus),
-         "" if job.waited_ms is None else job.waited_ms / MS_PER_SECOND,
-         *(plain(gpu_hours(getattr(job.accounts_gpu_us, account))) for account in HELD),
-         "" if job.cost is None or not currency else plain(job.cost), currency, plain(gpu_hours(job.unpriced_gpu_us))]
-        for job in page_queries.every_job(deps, month, where, choice, params.days, params.state)
-    ]  # fmt: skip
-    return month_and_decision_pages.csv_file(request, "jobs", heads, rows)
-
-
-def _chosen_jobs(
-    params: JobsPageParams, deps: Deps, principal: Principal
-) -> tuple[Month, dict[Dimension, tuple[str, ...]], page_rows.JobChoice]:
-    """The month that a request shows, the filter by its teams, and which jobs it lists. Raises Refusal."""
-    tz = periods.zone(deps.settings.timezone)
-    at = deps.clock.wall_ms()
-    month = (
-        periods.month_with_records(at, deps.newest_ms(), tz)
-        if params.month is None
-        else month_and_decision_pages.parse_month(params.month, at, tz)
-    )
-    teams = () if params.team is None else (params.team,)
-    where = team_filter(principal, teams)
-    check_teams(deps, principal, teams)
-    return month, where, page_rows.JobChoice(params.search, params.kind, params.sort)
 
 
 @router.get("/job/{id:path}")
@@ -329,7 +228,7 @@ def job_page(request: Request, id: str, deps: AppDeps, principal: Reader) -> Res
         filters = {**where, **job_costs.only_job(key)}
         strips, of_gpus = timeline(moment, begin, end, filters, timezone)
         decisions = decisions_about(moment, key, span.start_ms, at)
-        job = with_attempts(job, moment, span, decisions, deps, principal)
+        job = with_attempts(job, moment, span, decisions, principal)
     waiting = job.job.state == "waiting"
     shares = decision_text.shares(records(deps.ledger, at), job.job.queues) if waiting else []
     used = sum_of_usage_lines({}, of_gpus) if of_gpus else None
@@ -371,100 +270,13 @@ def _currency(deps: Deps) -> str | None:
     return book.currency if book is not None else None
 
 
-NODES_A_PAGE = 200
 MOST_HOLDERS = 50
-MOST_OUTAGES = 50
 _MOVE = TypeAdapter(Move)
 
 
-class DaysParams(Params):
+class NodeParams(Params):
     days: int = Field(default=7, ge=1, le=92)
-
-
-NodeOrder = Literal[
-    "name", "pool", "model", "gpus", "silent", "held", "utilisation", "idle", "unallocated", "unmetered", "down"
-]  # fmt: skip
-_NODE_RANKS: Final[Mapping[NodeOrder, Callable[[Machine], Any]]] = {
-    "name": lambda _: 0,
-    "pool": lambda node: (node.pool, node.capacity_type),
-    "model": lambda node: node.models,
-    "gpus": lambda node: -node.gpus,
-    "utilisation": lambda node: 1.0 if node.utilisation is None else -node.utilisation,
-    "unallocated": lambda node: -node.accounts.unallocated,
-    "down": lambda node: -node.accounts.down,
-    "silent": lambda node: node.newest_ms or 0,
-    "held": lambda node: -node.accounts.allocated,
-    "idle": lambda node: -node.accounts.allocated_idle,
-    "unmetered": lambda node: -node.accounts.unmetered,
-}
-
-
-_SMALLEST_FIRST: Final = frozenset({"name", "pool", "model", "silent"})
-"""The orders of nodes that do not begin with the most."""
-
-
-class NodeParams(DaysParams):
     at: str | None = Field(default=None, max_length=40)
-
-
-class NodesParams(DaysParams):
-    """The parameters of the page of nodes. reverse: the order the other way round."""
-
-    sort: NodeOrder = "name"
-    reverse: bool = False
-    search: str = Field(default="", max_length=253)
-    page: int = Field(default=1, ge=1, le=10_000)
-
-
-@router.get("/nodes")
-def nodes_page(request: Request, params: Annotated[NodesParams, Query()], deps: AppDeps, principal: Reader) -> Response:
-    require_all_teams(principal)
-    nodes, whole, end_ms, as_of_ms = _nodes(deps, params)
-
-    def address(**changes: object) -> str:
-        """The URL of this list with some parameters changed. None: without the parameter."""
-        query = params.model_dump(exclude_defaults=True, exclude={"page"}) | {"days": params.days} | changes
-        return "/nodes?" + urlencode({name: value for name, value in query.items() if value is not None})
-
-    page = paged(nodes, params.page, NODES_A_PAGE, address() + "&page=")
-    outages = sorted(((node, down) for node in nodes for down in node.outages), key=lambda one: -one[1].start_ms)
-    quiet = {
-        (node.cluster, node.name)
-        for node in page.rows
-        if node.newest_ms is not None and figure_formatting.is_old(node.newest_ms, deps.clock.wall_ms())
-    }
-    return month_and_decision_pages.page(
-        request, "/nodes", "nodes.html", deps, days=params.days, nodes=page.rows, shown=page, whole=whole,
-        gpus=sum(node.gpus for node in nodes), end_ms=end_ms, as_of_ms=as_of_ms, params=params, quiet=quiet,
-        order=ListOrder(address, params.sort, frozenset(get_args(NodeOrder)) - _SMALLEST_FIRST, params.reverse),
-        csv=address().replace("/nodes?", "/nodes.csv?", 1),
-        outages=outages[:MOST_OUTAGES], more_outages=max(0, len(outages) - MOST_OUTAGES),
-    )  # fmt: skip
-
-
-def _nodes(deps: Deps, params: NodesParams) -> tuple[tuple[Machine, ...], Accounts, int, int | None]:
-    """The nodes of the page in their order, the sum of their accounts, and as `page_queries.machines`."""
-    nodes, whole, end_ms, as_of_ms = page_queries.machines(deps, params.days)
-    if params.search:
-        nodes = tuple(node for node in nodes if params.search.casefold() in f"{node.cluster}/{node.name}".casefold())
-        whole = page_rows.added(node.accounts for node in nodes)
-    ordered = sorted(nodes, key=_NODE_RANKS[params.sort])
-    return tuple(reversed(ordered) if params.reverse else ordered), whole, end_ms, as_of_ms
-
-
-@router.get("/nodes.csv")
-def nodes_file(request: Request, params: Annotated[NodesParams, Query()], deps: AppDeps, principal: Reader) -> Response:
-    """The nodes of the page, on all its pages, with exact hours."""
-    require_all_teams(principal)
-    heads = ["cluster", "node", "pool", "capacity_type", "gpu_models", "gpus", "newest_record", "down_now",
-             *(f"{account}_gpu_hours" for account in ACCOUNTS)]  # fmt: skip
-    rows = [
-        [*map(for_cell, (node.cluster, node.name, node.pool, node.capacity_type, ", ".join(node.models))), node.gpus,
-         "" if node.newest_ms is None else periods.utc(node.newest_ms), for_cell(node.down),
-         *(plain(gpu_hours(getattr(node.accounts, account))) for account in ACCOUNTS)]
-        for node in _nodes(deps, params)[0]
-    ]  # fmt: skip
-    return month_and_decision_pages.csv_file(request, "nodes", heads, rows)
 
 
 @router.get("/node/{cluster}/{node}")
@@ -506,7 +318,7 @@ def node_page(
         whole=whole, metered=whole.total > whole.unmetered + whole.down, register=register,
         held=held, held_svg=gpu_holders.day_svg(held, tz, f"Who held the GPUs of {node}") if held.holds else "",
         newest_ms=newest_ms, now_ms=now, chosen=datetime.fromtimestamp(chosen // MS_PER_SECOND, tz),
-        quiet=newest_ms is not None and figure_formatting.is_old(newest_ms, now),
+        quiet=newest_ms is not None and is_old(newest_ms, now),
         may_move=principal.may("admin"), forms=deps.settings.auth == "off"
         or month_and_decision_pages.person_of(request) is not None,
     )  # fmt: skip

@@ -1,11 +1,12 @@
 """The bar above a list: its span, groups, filters, search, order, columns and page, read from a request and written as
 addresses.
 
-`BarParams` are the parameters of a page with the bar. They have the names that the API uses (`start`, `end`,
-`timezone`, `by`, `where.team`, …), so that a page and an answer of the API with the same parameters have the same
-figures. A `Bar` makes the addresses of all views that are one click away; the template `_bar.html` draws it. It is a
-form that works without a script. A browser sends its empty fields too, and a new filter as `add` and `value`: `tidy` is
-the address without them, to which a page redirects, so that every view has one address."""
+`ListParams` are the parameters of a page with the bar, `GroupedListParams` those of one that groups its rows. They have
+the names that the API uses (`start`, `end`, `timezone`, `by`, `where.team`, …), so that a page and an answer of the API
+with the same parameters have the same figures. A `Bar` makes the addresses of all views that are one click away; the
+template `_bar.html` draws it. It is a form that works without a script. A browser sends its empty fields too, and a new
+filter as `add` and `value`: `tidy` is the address without them, to which a page redirects, so that every view has one
+address."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from zoneinfo import ZoneInfo
 from pydantic import BeforeValidator, Field, model_validator
 from starlette.requests import Request
 
-from accountant.api.query_parameters import FilteredParams, NamedDimension, QuerySpan, invalid, split_at_commas
+from accountant.api.query_parameters import By, NamedDimension, QuerySpan, WhereParams, invalid, split_at_commas
 from accountant.core.periods import Month
 from accountant.ledger.usage import OF_TIME
 from accountant.wire.policy_models import IDLE
@@ -53,16 +54,11 @@ def group_link(dimension: Dimension, value: str) -> str | None:
     return None if dimension in OF_TIME or value in ("", IDLE) else group_address(dimension, value)
 
 
-class BarParams(FilteredParams):
-    """The parameters of a page with the bar.
-
-    sort: a dimension or column, with `-` before it for the largest first; "" for the page's own order.
-    add, value: a filter that the form adds."""
+class ListParams(WhereParams):
+    """The parameters of a page with the bar. add, value: a filter that the form adds."""
 
     search: str = Field(default="", max_length=253)
-    sort: str = Field(default="", max_length=340)
     columns: Annotated[tuple[str, ...], BeforeValidator(split_at_commas)] = Field(default=(), max_length=40)
-    compare: bool = False
     page: int = Field(default=1, ge=1, le=100_000)
     add: NamedDimension | None = None
     value: str | None = Field(default=None, max_length=1_024)
@@ -84,6 +80,16 @@ class BarParams(FilteredParams):
         return whole
 
 
+class GroupedListParams(ListParams):
+    """The parameters of a page with the bar that groups its rows.
+
+    sort: a dimension or column, with `-` before it for the largest first; "" for the page's own order."""
+
+    by: By = ("team",)
+    sort: str = Field(default="", max_length=340)
+    compare: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Filter:
     """One value of a filter. without: the address of the view without it."""
@@ -103,29 +109,26 @@ class Choice:
     address: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Bar:
     """The bar of one view.
 
     path: the path of the page.
-    by: the groupings in force.
     span: the span in force.
     columns: the columns that the page can show, with their titles.
     shown: the columns that it shows.
-    usual: its order if the request has none, as in `BarParams.sort`.
     own: parameters that only this page has, in their order; None is left out.
     labels: the exported labels, which are dimensions too."""
 
     path: str
-    params: BarParams
-    by: tuple[Dimension, ...]
+    params: ListParams
     span: QuerySpan
     columns: Mapping[str, str]
     shown: tuple[str, ...]
-    usual: str
-    own: Mapping[str, str | None]
+    own: Mapping[str, str | tuple[str, ...] | None]
     now_ms: int
     labels: tuple[str, ...] = ()
+    by: tuple[Dimension, ...] = ()
 
     @property
     def titles(self) -> Mapping[Dimension, str]:
@@ -133,36 +136,40 @@ class Bar:
         asked = {name: title(name) for name in (*self.by, *self.params.where)}
         return {**DIMENSION_TITLES, **{label_dimension(name): name for name in self.labels}, **asked}
 
+    @property
+    def span_identity(self) -> tuple[int, int | None]:
+        """What distinguishes the span in force from others. An end that is not given is now, at any time."""
+        return self.span.start_ms, None if self.params.end is None else self.span.end_ms
+
     def url(self, path: str | None = None, **changes: Any) -> str:
         """The address of this view with other parameters. A change takes the view to its first page. None and "" leave
         a parameter out. path: None for this page."""
         query = urlencode(self._pairs(changes), safe=",:")
         return (path or self.path) + (f"?{query}" if query else "")
 
-    def _pairs(self, changes: Mapping[str, Any]) -> list[tuple[str, str]]:
+    def _plain(self) -> dict[str, Any]:
+        """The parameters of this view, in their order."""
         params = self.params
-        plain: dict[str, Any] = {
-            "start": params.start, "end": params.end, "timezone": params.timezone, "by": self.by, "where": params.where,
-            **self.own, "sort": self.sort, "search": params.search, "columns": params.columns,
-            "compare": params.compare, "page": None, **changes,
+        return {
+            "start": params.start, "end": params.end, "timezone": params.timezone, "where": params.where, **self.own,
+            "search": params.search, "columns": params.columns,
         }  # fmt: skip
-        pairs: list[tuple[str, str]] = [("by", "")] if not plain["by"] else []
+
+    def _pairs(self, changes: Mapping[str, Any]) -> list[tuple[str, str]]:
+        plain = {**self._plain(), "page": None, **changes}
+        pairs: list[tuple[str, str]] = [("by", "")] if plain.get("by") == () else []
         for name, value in plain.items():
             if name == "where":
                 pairs += [(f"where.{one}", text) for one, texts in value.items() for text in texts]
             elif value is True:
                 pairs.append((name, "true"))
+            elif name == "ledger":
+                pairs += [(name, one) for one in value or ()]
             elif isinstance(value, tuple):
                 pairs += [(name, ",".join(value))] if value else []
             elif value is not None and value is not False and value != "":
                 pairs.append((name, str(value)))
         return pairs
-
-    @property
-    def sort(self) -> str:
-        """The order in force: none by a dimension by which the list is no longer grouped."""
-        name = self.params.sort.removeprefix("-")
-        return "" if _is_dimension(name) and name not in self.by else self.params.sort
 
     @property
     def page_url(self) -> str:
@@ -216,6 +223,42 @@ class Bar:
         """The address of the view of this value alone."""
         return self.url(where={**self.params.where, dimension: (value,)})
 
+    @property
+    def levels(self) -> tuple[tuple[Choice, ...], ...]:
+        """The groupings to choose from, one group of choices for each level; none for a list that groups nothing."""
+        return ()
+
+    @property
+    def hidden(self) -> tuple[tuple[str, str], ...]:
+        """The parameters that the form keeps without a field of their own: the filters and the order."""
+        kept = ("sort", "reverse", "ledger")
+        return tuple(pair for pair in self._pairs({}) if pair[0].startswith("where.") or pair[0] in kept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedBar(Bar):
+    """The bar of a view that groups its rows.
+
+    by: the groupings in force.
+    usual: its order if the request has none, as in `GroupedListParams.sort`."""
+
+    params: GroupedListParams
+    usual: str
+
+    def _plain(self) -> dict[str, Any]:
+        params = self.params
+        return {
+            "start": params.start, "end": params.end, "timezone": params.timezone, "by": self.by, "where": params.where,
+            **self.own, "sort": self.sort, "search": params.search, "columns": params.columns,
+            "compare": params.compare,
+        }  # fmt: skip
+
+    @property
+    def sort(self) -> str:
+        """The order in force: none by a dimension by which the list is no longer grouped."""
+        name = self.params.sort.removeprefix("-")
+        return "" if _is_dimension(name) and name not in self.by else self.params.sort
+
     def sorted_by(self, name: str) -> str:
         """The address of the view sorted by a column, the largest first, or by a dimension; the other way round if it
         is so already."""
@@ -232,17 +275,11 @@ class Bar:
 
     @property
     def levels(self) -> tuple[tuple[Choice, ...], ...]:
-        """The groupings to choose from, one group of choices for each level."""
         chosen = (*self.by, *("" for _ in range(max(1, _LEVELS - len(self.by)))))[: max(_LEVELS, len(self.by))]
         return tuple(
             tuple(Choice(name, title, name == level) for name, title in (("", "–"), *self.titles.items()))
             for level in chosen
         )
-
-    @property
-    def hidden(self) -> tuple[tuple[str, str], ...]:
-        """The parameters that the form keeps without a field of their own: the filters and the order."""
-        return tuple(pair for pair in self._pairs({}) if pair[0].startswith("where.") or pair[0] == "sort")
 
 
 def _is_dimension(name: str) -> bool:
@@ -274,11 +311,16 @@ class ListOrder:
         return "descending" if (name in self.largest_first) != bool(self.reverse) else "ascending"
 
 
-def check_names(bar: Bar) -> None:
-    """Raises Refusal for a column or an order that the page does not have."""
+def check_columns(bar: Bar) -> None:
+    """Raises Refusal for a column that the page does not have."""
     for name in bar.params.columns:
         if name not in bar.columns:
             raise invalid("columns", f"there is no column {shown(name)}{nearest(name, bar.columns)}")
+
+
+def check_names(bar: GroupedBar) -> None:
+    """Raises Refusal for a column or an order that the page does not have."""
+    check_columns(bar)
     name = bar.sort.removeprefix("-")
     known = (*bar.by, *bar.columns)
     if name and name not in known:

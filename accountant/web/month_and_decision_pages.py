@@ -31,10 +31,11 @@ from accountant.billing.statements import Adjustment, Correction
 from accountant.bookkeeping.month_closing import Status
 from accountant.core import periods
 from accountant.core.periods import Month
+from accountant.core.record_age import is_old
 from accountant.exports.protocol import CSV, exports, file_name
 from accountant.ledger.protocols import JobKey, Questions
 from accountant.reports import figure_formatting, html_page, report_builder
-from accountant.reports.figure_formatting import is_old, silent_clusters
+from accountant.reports.figure_formatting import silent_clusters
 from accountant.web import home, page_queries, page_rows
 from accountant.web.list_bar import group_address
 from accountant.web.page_queries import records
@@ -124,10 +125,10 @@ def _needs(deps: Deps, so_far: page_rows.MonthSoFar, past: home.Home, at_ms: int
     if so_far.unpriced_us:
         hours = figure_formatting.hours(so_far.unpriced_us, 0)
         found.append((f"{hours} GPU-hours of {so_far.month} have no price", "/prices"))
-    nodes, *_ = page_queries.machines(deps, page_queries.NODES_DAYS)
+    nodes = page_queries.machines(deps, page_queries.recent_nodes(deps)).value
     if down := sum(1 for node in nodes if node.down):
         found.append((f"{down} node{'s are' if down != 1 else ' is'} down", "/nodes?sort=down"))
-    quiet = sum(1 for node in nodes if node.newest_ms is not None and not node.down and is_old(node.newest_ms, at_ms))
+    quiet = sum(1 for node in nodes if not node.down and node.is_silent(at_ms))
     if quiet:
         found.append((f"{quiet} node{'s are' if quiet != 1 else ' is'} silent", "/nodes?sort=silent"))
     return found
@@ -294,7 +295,8 @@ def _links(deps: Deps, month: Month, team: str | None) -> html_page.Links:
         team=lambda name: f"/team/{quote(name, safe='')}?month={month}",
         month=of_month,
         act=act,
-        jobs=f"/jobs?month={month}" + (f"&team={quote(team, safe='')}" if team is not None else ""),
+        jobs=f"/jobs?start={month}-01&end={month.next}-01"
+        + (f"&where.team={quote(team, safe='')}" if team is not None else ""),
     )
 
 

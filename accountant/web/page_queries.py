@@ -10,15 +10,20 @@ The page modules send quick queries to the ledger directly."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from accountant.api.answer_cache import CachedAnswer
-from accountant.api.dependencies import Deps
-from accountant.api.query_parameters import QuerySpan
+from accountant.api.dependencies import Deps, LedgerSnapshot
+from accountant.api.node_routes import NodesParams
+from accountant.api.query_parameters import QuerySpan, SpanParams
 from accountant.billing import job_costs, statement_breakdown, statements
 from accountant.billing.charge_table import Groups
 from accountant.billing.cost_allocation import billed_tables
+from accountant.billing.job_costs import JobChoice, JobList
 from accountant.billing.statement_breakdown import Cut
 from accountant.billing.statements import Statement
 from accountant.core import periods
@@ -26,18 +31,20 @@ from accountant.core.claim_overlap import Span
 from accountant.core.periods import Month
 from accountant.ledger.protocols import GpuOwnership, Ledger
 from accountant.ledger.usage import Where
-from accountant.reports import report_builder
+from accountant.reports import node_list, report_builder
+from accountant.reports.node_list import Machine
 from accountant.reports.report_builder import Readings, span_before
 from accountant.web import explore_table, home, page_rows
 from accountant.web.explore_table import Explored, Question
 from accountant.wire import decision_text
 from accountant.wire.option_types import JobState
 from accountant.wire.policy_models import Decision
-from accountant.wire.usage_cost_and_job_models import Accounts, Job
+from accountant.wire.usage_cost_and_job_models import Job
+from gputally.base.instants import is_duration
 from gputally.base.units import BUCKET_MS, MS_PER_DAY
 
 MOST_JOBS = 500
-NODES_DAYS = 7
+DEAREST: Final = JobChoice()
 
 
 _LOOK_BACK_MS = 7 * MS_PER_DAY
@@ -135,56 +142,90 @@ def month_so_far(deps: Deps, month: Month) -> CachedAnswer[page_rows.MonthSoFar]
     return deps.answers.ask(("month so far", month, books(deps)), compute)
 
 
+@dataclass(frozen=True, slots=True)
+class ListSpan:
+    """The span of a list.
+
+    end_ms: None for now, at any time another now.
+    is_recent: whether it is the last hours or days up to now, of which a lake has whole hours only."""
+
+    start_ms: int
+    end_ms: int | None
+    timezone: str
+    is_recent: bool = False
+
+    def until(self, at_ms: int) -> int:
+        return at_ms if self.end_ms is None else min(self.end_ms, at_ms)
+
+    def within(self, moment: LedgerSnapshot, at_ms: int) -> Span:
+        """The span that the ledger answers about."""
+        end_ms = self.until(at_ms)
+        return (
+            moment.status().recent_span(end_ms, end_ms - self.start_ms) if self.is_recent else (self.start_ms, end_ms)
+        )
+
+    @classmethod
+    def of(cls, params: SpanParams, deps: Deps) -> ListSpan:
+        """The span that a request asks for. Raises Refusal."""
+        now = deps.clock.wall_ms()
+        span = params.span(now, deps.settings.timezone, deps.settings.limits, deps.newest_ms())
+        end_ms = None if params.end is None and span.end_ms >= now else span.end_ms
+        is_recent = end_ms is None and params.start is not None and is_duration(params.start)
+        return cls(span.start_ms, end_ms, span.timezone, is_recent)
+
+    @classmethod
+    def of_month(cls, month: Month, deps: Deps) -> ListSpan:
+        """A month in the ledger's time zone."""
+        start, end = month.span(periods.zone(deps.settings.timezone))
+        return cls(start, end if end <= deps.clock.wall_ms() else None, deps.settings.timezone)
+
+
 def jobs_of(
-    deps: Deps,
-    month: Month,
-    where: Where,
-    choice: page_rows.JobChoice = page_rows.DEAREST,
-    days: int | None = None,
-    skipped: int = 0,
+    deps: Deps, span: ListSpan, where: Where, choice: JobChoice = DEAREST, skipped: int = 0
 ) -> CachedAnswer[dict[JobState | None, page_rows.Jobs]]:
-    """The first MOST_JOBS jobs of each state, and of all states under None, in the chosen order. days: the last days
-    instead of the month. skipped: leave out this number of jobs before them."""
+    """The first MOST_JOBS jobs of each state, and of all states under None, in the chosen order. skipped: leave out
+    this number of jobs before them."""
 
     def compute() -> dict[JobState | None, page_rows.Jobs]:
-        at, timezone = deps.clock.wall_ms(), deps.settings.timezone
-        start, end = month.span(periods.zone(timezone)) if days is None else (at - days * MS_PER_DAY, at)
-        with deps.ledger.moment(start, end) as moment:
-            if days is not None:
-                start, end = moment.status().recent_span(at, days * MS_PER_DAY)
-            jobs = job_costs.list_jobs(moment, deps.book(), start, min(end, at), at, where or None, timezone)
+        with _listed(deps, span, where) as jobs:
             return page_rows.jobs_by_state(jobs, MOST_JOBS, choice, skipped)
 
-    filters = tuple(sorted((name, tuple(sorted(values))) for name, values in where.items()))
-    return deps.answers.ask(("jobs", month if days is None else days, filters, choice, skipped, books(deps)), compute)
+    return deps.answers.ask(("jobs", span, _filters(where), choice, skipped, books(deps)), compute)
 
 
-def every_job(
-    deps: Deps, month: Month, where: Where, choice: page_rows.JobChoice, days: int | None, state: JobState | None
-) -> list[Job]:
+def every_job(deps: Deps, span: ListSpan, where: Where, choice: JobChoice, state: JobState | None) -> list[Job]:
     """All jobs in a state, in the chosen order; as `jobs_of`. Not cached: it is as long as the ledger has jobs."""
-    at, timezone = deps.clock.wall_ms(), deps.settings.timezone
-    start, end = month.span(periods.zone(timezone)) if days is None else (at - days * MS_PER_DAY, at)
-    with deps.ledger.moment(start, end) as moment:
-        if days is not None:
-            start, end = moment.status().recent_span(at, days * MS_PER_DAY)
-        jobs = job_costs.list_jobs(moment, deps.book(), start, min(end, at), at, where or None, timezone)
-        return list(jobs.built(job_costs.chosen(jobs.figures, state, choice.search, choice.sort, choice.kind)))
+    with _listed(deps, span, where) as jobs:
+        return list(jobs.built(job_costs.chosen(jobs, choice, state)))
 
 
-def machines(deps: Deps, days: int) -> tuple[tuple[page_rows.Machine, ...], Accounts, int, int | None]:
-    """Returns for the last `days` days: the nodes, the sum of their accounts, the instant at which the days end, and
-    when the answer was computed."""
+@contextmanager
+def _listed(deps: Deps, span: ListSpan, where: Where) -> Iterator[JobList]:
+    at = deps.clock.wall_ms()
+    with deps.ledger.moment(span.start_ms, span.until(at)) as moment:
+        yield job_costs.list_jobs(moment, deps.book(), *span.within(moment, at), at, where or None, span.timezone)
 
-    def compute() -> tuple[tuple[page_rows.Machine, ...], Accounts, int]:
+
+def _filters(where: Where) -> Hashable:
+    """A filter as a part of a cache key."""
+    return tuple(sorted((name, tuple(sorted(values))) for name, values in where.items()))
+
+
+def machines(deps: Deps, span: ListSpan, where: Where = MappingProxyType({})) -> CachedAnswer[tuple[Machine, ...]]:
+    """The nodes of a span, by cluster and name."""
+
+    def compute() -> tuple[Machine, ...]:
         at = deps.clock.wall_ms()
-        with deps.ledger.moment(at - days * MS_PER_DAY, at) as moment:
-            start, end = moment.status().recent_span(at, days * MS_PER_DAY)
-            nodes = page_rows.machines(moment, moment.status().nodes, start, end)
-        return nodes, page_rows.added(node.accounts for node in nodes), end
+        with deps.ledger.moment(span.start_ms, span.until(at)) as moment:
+            within = span.within(moment, at)
+            return node_list.machines(moment, *within, where or None, span.timezone)
 
-    answer = deps.answers.ask(("machines", days, books(deps)), compute)
-    return *answer.value, answer.as_of_ms
+    return deps.answers.ask(("machines", span, _filters(where), books(deps)), compute)
+
+
+def recent_nodes(deps: Deps) -> ListSpan:
+    """The span of a list of nodes if the request has none."""
+    return ListSpan.of(NodesParams(), deps)
 
 
 def gpus_of(deps: Deps, cluster: str, node: str) -> tuple[GpuOwnership, ...]:
@@ -323,8 +364,8 @@ def prepare_answers(deps: Deps, month: Month) -> None:
     home_of(deps, (present.start_ms, present.end_ms))
     month_so_far(deps, month)
     coverage(deps, month)
-    machines(deps, NODES_DAYS)
-    jobs_of(deps, month, {})
+    machines(deps, recent_nodes(deps))
+    jobs_of(deps, ListSpan.of(SpanParams(), deps), {})
 
 
 def books(deps: Deps) -> Hashable:

@@ -8,26 +8,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, TypeVar
 from urllib.parse import urlencode
 
-from accountant.api.dependencies import LedgerSnapshot
 from accountant.billing.charge import ALLOCATED, BILLED, Account, quantify, unpriced_us
 from accountant.billing.cost_allocation import statement
-from accountant.billing.job_costs import JobFigures, JobList, chosen
+from accountant.billing.job_costs import JobChoice, JobFigures, JobList, chosen
 from accountant.billing.queue_waits import QueuedPod, pod_wait
 from accountant.billing.statements import Adjustment, Correction
 from accountant.billing.usage_pricing import charges
 from accountant.bookkeeping.bookkeeper import booked_by
 from accountant.core.periods import Month, zone
+from accountant.core.record_age import is_old
 from accountant.inventory.pod_facts import is_gpu_resource
 from accountant.ledger.journal import Acts
-from accountant.ledger.protocols import Down, Ledger, NodeFacts, Questions
+from accountant.ledger.protocols import Ledger, Questions
 from accountant.ledger.usage import ACCOUNTS, PRICED_BY, START_UP
 from accountant.prices.price_book import PriceBook
-from accountant.reports.figure_formatting import is_old
 from accountant.reports.report_breakdowns import AccountRow, share
-from accountant.wire.option_types import JobKind, JobOrder, JobState
+from accountant.wire.option_types import JobState
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, Job, UsageLine
 from agent.wire import PodFacts
@@ -134,31 +133,6 @@ class NodeCoverage:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """A node during a span, with its known facts.
-
-    gpus: number of GPUs that it had in the span.
-    down: why it cannot be used now, "" if it can.
-    newest_ms: the end of its newest record; None if unknown.
-    outages: when it could not be used in the span, the newest first."""
-
-    cluster: str
-    name: str
-    models: tuple[str, ...]
-    pool: str
-    capacity_type: str
-    gpus: int
-    accounts: Accounts
-    down: str
-    newest_ms: int | None
-    outages: tuple[Down, ...]
-
-    @property
-    def utilisation(self) -> float | None:
-        return utilisation(self.accounts)
-
-
-@dataclass(frozen=True, slots=True)
 class Jobs:
     """Jobs in one state, or in any.
 
@@ -177,57 +151,11 @@ class Jobs:
 NO_JOBS = Jobs((), 0, 0, 0, Decimal(0), unpriced=False)
 
 
-def machines(ledger: LedgerSnapshot, facts: Iterable[NodeFacts], start_ms: int, end_ms: int) -> tuple[Machine, ...]:
-    """The nodes with records in the span or with facts, sorted by cluster and name."""
-    facts_of = {(node.cluster, node.name): node for node in facts}
-    sums: dict[tuple[str, str], list[Accounts]] = {}
-    models: dict[tuple[str, str], set[str]] = {}
-    for line in ledger.usage((start_ms, end_ms), ("cluster", "node", "gpu_model")).lines():
-        key = (line.key["cluster"], line.key["node"])
-        sums.setdefault(key, []).append(line.accounts_gpu_us)
-        models.setdefault(key, set()).add(line.key["gpu_model"])
-    status = ledger.status()
-    devices, newest = status.gpus_at(start_ms, end_ms), status.newest_by_node
-    rows = []
-    for key in sorted(sums.keys() | facts_of.keys()):
-        fact = facts_of.get(key)
-        down = next((node.reason for node in reversed(fact.down) if node.end_ms is None), "") if fact else ""
-        rows.append(
-            Machine(
-                *key,
-                models=tuple(sorted(models.get(key, ()))),
-                pool=fact.pool if fact else "",
-                capacity_type=fact.capacity_type if fact else "",
-                gpus=devices.get(key, 0),
-                accounts=added(sums.get(key, [])),
-                down=down,
-                newest_ms=newest.get(key),
-                outages=tuple(
-                    one
-                    for one in reversed(fact.down if fact else ())
-                    if one.start_ms < end_ms and (one.end_ms is None or one.end_ms > start_ms)
-                ),
-            )
-        )
-    return tuple(rows)
-
-
-class JobChoice(NamedTuple):
-    """Which jobs a list has, and in which order."""
-
-    search: str = ""
-    kind: JobKind | None = None
-    sort: JobOrder = "cost"
-
-
-DEAREST: Final = JobChoice()
-
-
 def jobs_by_state(jobs: JobList, most: int, choice: JobChoice, skipped: int = 0) -> dict[JobState | None, Jobs]:
     """The chosen jobs of each state that occurs, and those of all states under None, in their order. most: maximum
     number of jobs for each, which are the only ones that are built. skipped: number of jobs before them."""
     part = slice(skipped, skipped + most)
-    ordered = chosen(jobs.figures, None, choice.search, choice.sort, choice.kind)
+    ordered = chosen(jobs, choice)
     by_state: dict[JobState | None, list[JobFigures]] = {None: ordered}
     for one in ordered:
         by_state.setdefault(one.state, []).append(one)

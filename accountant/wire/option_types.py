@@ -6,8 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-JobState = Literal["waiting", "running", "ended"]
-JobOrder = Literal["cost", "gpu_hours", "idle", "waited", "name"]
+JobState = Literal["waiting", "running", "ended", "unknown"]
+"""unknown: the node on which it ran has been silent since, so that nobody knows whether it still runs."""
+JobOrder = Literal[
+    "name", "cluster", "namespace", "team", "user", "queue", "state", "kind", "gpus", "waited", "gpu_hours", "busy",
+    "utilisation", "idle", "unknown", "cost", "unpriced", "burn", "gpu_model", "pods", "created", "ended", "epochs",
+]  # fmt: skip
+"""The columns of a list of jobs."""
+NodeOrder = Literal[
+    "name", "cluster", "pool", "capacity_type", "model", "gpus", "silent", "capacity", "held", "busy", "utilisation",
+    "idle", "unknown", "unallocated", "unmetered", "down",
+]  # fmt: skip
+"""The columns of a list of nodes. silent: by the newest record, the oldest first."""
 JobKind = Literal["notebook", "service", "batch"]
 """notebook: somebody works in it. service: it runs until it is deleted. batch: it ends by itself, as training does."""
 

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from accountant.wire.policy_models import UsageWindow
-from accountant.wire.usage_cost_and_job_models import CostAnswer, JobsAnswer, UsageAnswer
+from accountant.wire.usage_cost_and_job_models import CostAnswer, JobsAnswer, NodesAnswer, UsageAnswer
 from gputally.base.accountant_connection import AccountantConnection, Query, Unanswered
 
 M = TypeVar("M")
-Paged = TypeVar("Paged", UsageAnswer, CostAnswer, JobsAnswer)
+Paged = TypeVar("Paged", UsageAnswer, CostAnswer, JobsAnswer, NodesAnswer)
 
 
 class AccountantClient(AccountantConnection):

@@ -12,7 +12,7 @@ from typing import Final, Literal, NewType, TypeAlias, TypeGuard, get_args
 
 from pydantic import Field
 
-from accountant.wire.option_types import JobState, is_empty
+from accountant.wire.option_types import JobKind, JobState, is_empty
 from gputally.base.units import US_PER_S
 from gputally.server.config_loading import Exact, Model
 
@@ -250,7 +250,9 @@ class Job(Model):
     """A workload and its usage in the requested span.
 
     state: `waiting`: none of its pods was ever on a node. `ended`: all of its pods have ended; a job without pods holds
-        nothing any more. `running`: otherwise.
+        nothing any more. `unknown`: it held GPUs up to the last record of a node that is silent while others report.
+        `running`: otherwise.
+    kind: by the name of its object's kind; None if that says nothing.
     teams: the payers, by the policy in force at the time.
     created_ms, ended_ms: creation of the first and end of the last of its pods.
     held_from_ms, held_until_ms: the first and last instant of holding GPUs, rounded outwards for hours that only have
@@ -268,6 +270,7 @@ class Job(Model):
     queues: tuple[str, ...]
     users: tuple[str, ...]
     state: JobState
+    kind: JobKind | None = None
     pods: int
     pods_running: int
     created_ms: int | None
@@ -298,6 +301,36 @@ class JobsAnswer(Model):
     count: int
     total_gpu_us: int
     total_cost: Exact | None
+    next_page: str | None = None
+    note: str = ""
+
+
+class NodeLine(Model):
+    """A node and what its GPUs did in the span.
+
+    gpus: the number of GPUs that it had in the span.
+    newest_ms: the end of its newest record; None if unknown. silent: whether that is too old to describe the present.
+    down: why it cannot be used now; "" if it can."""
+
+    cluster: str
+    node: str
+    pool: str
+    capacity_type: str
+    gpu_models: tuple[str, ...]
+    gpus: int
+    newest_ms: int | None
+    silent: bool
+    down: str
+    accounts_gpu_us: Accounts
+
+
+class NodesAnswer(Model):
+    """One page of the nodes of a span. count: number of nodes, over all pages."""
+
+    start_ms: int
+    end_ms: int
+    lines: tuple[NodeLine, ...]
+    count: int
     next_page: str | None = None
     note: str = ""
 
@@ -340,21 +373,24 @@ class NextHolder(Model):
     after_ms: int
 
 
-AttemptEnd = Literal["running", "preempted", "node-down", "stopped", "ended"]
+AttemptEnd = Literal["running", "preempted", "node-down", "stopped", "ended", "unknown"]
 
 
 class JobAttempt(Model):
-    """A time in which pods of a job held GPUs, from its start to its stop.
+    """A time in which pods of a job held GPUs, from its start to its stop, as far as it lies in the answer's span.
 
     number: 1 for the job's first attempt. None if the earlier ones are not known.
-    end_ms: None while it runs.
+    start_ms: None if it began before the time that was read.
+    end_ms: None if it still ran at the end of the span.
     pods: the number of its pods.
     nodes: at most 20 of its nodes.
     gpus: the number of GPUs, or parts of GPUs, that it held.
     waited_ms: the wait before it, since the previous stop or, if they are younger, since the creation of its pods. None
         if unknown.
-    end: `preempted`: gputally's controller stopped it. `node-down`: a node could not be used any more. `stopped`: the
-        job did not end with it; who stopped it is not recorded. `ended`: the job ended with it, by itself or deleted.
+    end: `running`: it still ran at the end of the span. `preempted`: gputally's controller stopped it. `node-down`: a
+        node could not be used any more. `stopped`: the job did not end with it; who stopped it is not recorded.
+        `ended`: the job ended with it, by itself or deleted. `unknown`: its node has been silent since `end_ms`, so
+        that nobody knows whether it still runs.
     reason: why it stopped; "" if that is not recorded.
     decision: id of the controller's decision, and `decision_ms` its instant.
     lost_gpu_us: the time that it held since the job's last checkpoint, which its stop lost: as the controller recorded
@@ -363,7 +399,7 @@ class JobAttempt(Model):
         unknown: of more holds than 20,000 the oldest are not read."""
 
     number: int | None
-    start_ms: int
+    start_ms: int | None
     end_ms: int | None
     pods: int
     nodes: tuple[str, ...]
@@ -382,7 +418,7 @@ class JobAnswer(Model):
     """One job over its whole life, or the requested span. The parts add up exactly to the job's usage and cost, and so
     do the epochs.
 
-    attempts: the newest 50 attempts of its whole life, in order of time. None if this ledger does not know them: a lake
+    attempts: the newest 50 attempts in this time, in order of time. None if this ledger does not know them: a lake
         has whole hours. They have the job's held time, unless there are `earlier_attempts`, which are counted only.
         earlier_attempts: None if their number is unknown, because not all holds are read."""
 

@@ -76,6 +76,11 @@ def parse_instant(text: str, tz: ZoneInfo) -> int:
     return in_calendar(round(at.timestamp()) * MS_PER_SECOND)
 
 
+def is_duration(text: str) -> bool:
+    """Whether an edge of a span is written as a duration, such as `7d`."""
+    return bool(_AGO.fullmatch(text))
+
+
 def parse_edge(text: str, tz: ZoneInfo, until_ms: int) -> int:
     """UTC ms of an edge of a span: an instant (`parse_instant`, or milliseconds since 1970), or `7d`, which is that
     long before `until_ms`.

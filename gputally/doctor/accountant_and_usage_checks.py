@@ -10,8 +10,9 @@ from decimal import Decimal
 from typing import Any
 
 from accountant.core.periods import utc
+from accountant.core.record_age import is_old
 from accountant.ledger.protocols import GpuOwnership
-from accountant.reports.figure_formatting import duration, is_old
+from accountant.reports.figure_formatting import duration
 from accountant.reports.savings_hints import HARDLY_USED, known_well
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine

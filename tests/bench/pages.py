@@ -92,7 +92,7 @@ def addresses(fleet: bulk.Fleet, job: str) -> dict[str, str]:
         "lines, by team": f"{lines}?account=allocated", "lines of a team, by job": f"{lines}?team=team-0",
         "lines of a team, by pod": f"{lines}?team=team-0&by=pod", "lines, by node": f"{lines}?by=node",
         "lines, by day": f"{lines}?by=day", "lines, by pod": f"{lines}?by=pod", "lines, by GPU": f"{lines}?by=gpu",
-        "lines, by queue": f"{lines}?by=queue", "lines, by user": f"{lines}?by=user", "jobs": f"/jobs?month={MONTH}",
+        "lines, by queue": f"{lines}?by=queue", "lines, by user": f"{lines}?by=user", "jobs": f"/jobs?start={MONTH}-01",
         "job": job, "nodes": "/nodes", "node": f"/node/bench/{fleet.prefix}-1?days=7",
         "explore": explore, "explore, by pod": f"{explore}&by=pod",
         "explore, team by day": f"{explore}&by=team,day&across=day&measure=cost",
@@ -162,8 +162,8 @@ def main(folder: str, nodes: int, minutes: int, queues: int, step: int) -> None:
         began = time.process_time()
         service.ask_ahead()
         ahead_s = time.process_time() - began
-        jobs = _timed("jobs", lambda: client.get(f"/jobs?month={MONTH}").status_code)
-        listed = re.search(r'href="(/job/[^"]+)"', client.get(f"/jobs?month={MONTH}").text)
+        jobs = _timed("jobs", lambda: client.get(f"/jobs?start={MONTH}-01").status_code)
+        listed = re.search(r'href="(/job/[^"]+)"', client.get(f"/jobs?start={MONTH}-01").text)
         if listed is None:
             raise SystemExit("no job is on the list of jobs")
         for name, address in addresses(size.fleet, listed[1]).items():

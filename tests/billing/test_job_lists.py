@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 
-from accountant.billing.job_costs import JobList, chosen, list_jobs
+from accountant.billing.job_costs import JobChoice, JobList, chosen, list_jobs
 from accountant.billing.queue_waits import QueuedPod, pod_wait, pods_by_job
 from accountant.ledger.protocols import Facts, JobKey
 from accountant.ledger.usage import Where
@@ -83,7 +83,7 @@ def test_jobs_are_ordered_by_the_longest_wait_of_their_pods(ledger: DuckLedger, 
             if queued is not None:
                 waits[pod.key] = max(queued, waits.get(pod.key, 0))
         listed = list_jobs(moment, None, START, END, END, where)
-        in_order = chosen(listed.figures, None, "", "waited")
+        in_order = chosen(listed, JobChoice(sort="waited"))
         assert {one.key: one.waited_ms for one in in_order} == {one.key: waits.get(one.key) for one in listed.figures}
         assert [job.waited_ms for job in listed.built(in_order)] == sorted(
             (one.waited_ms for one in listed.figures), key=lambda wait: -1 if wait is None else wait, reverse=True

@@ -114,7 +114,7 @@ class Site:
             "team": f"{self.url}/team/research?month={self.month}",
             "lines": f"{lines}?account=allocated",
             "lines-of-team": f"{lines}?team=research&by=job",
-            "jobs": f"{self.url}/jobs?month={self.month}",
+            "jobs": f"{self.url}/jobs?start={self.month}-01",
             "job": f"{self.url}/job/{self.job}",
             "nodes": f"{self.url}/nodes",
             "node": f"{self.url}/node/{self.node}",

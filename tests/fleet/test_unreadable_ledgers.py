@@ -26,7 +26,7 @@ from tests.lake.comparison_queries import SPAN, PublishedLedger, lost, overwrite
 Row = dict[str, Any]
 WITHIN = "start=2026-10-01T00:00:00Z&end=2026-10-01T05:00:00Z"
 WINDOW = "window=2026-10-01T00:00:00Z,2026-10-01T05:00:00Z&aggregate=cluster"
-PAGES = ("/fleet", "/fleet/jobs?month=2026-10", "/fleet/nodes?days=1")
+PAGES = ("/fleet", "/fleet/jobs?month=2026-10", "/fleet/nodes?start=1d")
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +60,8 @@ class Fault:
 
 FAULTS = {
     "a time zone that is not known here": Fault(tables.LEDGERS, _with(timezone="Mars/Olympus"), "/fleet"),
-    "a status in another form": Fault(tables.LEDGERS, _with(clusters="[]"), "/fleet/nodes?days=1"),
-    "a key of a policy": Fault(tables.POLICIES, _policy_of_tomorrow, "/fleet/nodes?days=1"),
+    "a status in another form": Fault(tables.LEDGERS, _with(clusters="[]"), "/fleet/nodes?start=1d"),
+    "a key of a policy": Fault(tables.POLICIES, _policy_of_tomorrow, "/fleet/nodes?start=1d"),
     "a statement in another form": Fault(tables.STATEMENTS, _with(canonical='{"schema": 99}'), "/fleet"),
     "a price book in another form": Fault(tables.ACTS, _price_book_of_tomorrow, f"/v1/cost?by=team&{WITHIN}"),
 }

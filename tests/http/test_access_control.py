@@ -49,11 +49,12 @@ ROUTES = {
         "GET /month", "GET /month/{month}", "GET /month/{month}/lines", "GET /month/{month}/lines.csv",
         "GET /act/{number}", "GET /team/{team:path}", "GET /decisions", "GET /decisions/{at_ms}/{id:path}",
         "GET /prices", "GET /invoice", "GET /invoice/{month}", "GET /invoice/{month}/lines.csv", "GET /coverage",
-        "GET /jobs", "GET /jobs.csv",
-        "GET /job/{id:path}", "GET /nodes", "GET /nodes.csv", "GET /node/{cluster}/{node}",
+        "GET /jobs", "GET /jobs.csv", "GET /jobs.parquet",
+        "GET /job/{id:path}", "GET /nodes", "GET /nodes.csv", "GET /nodes.parquet", "GET /v1/nodes",
+        "GET /node/{cluster}/{node}",
         "POST /mcp",
         "GET /explore", "GET /explore.csv", "GET /explore.parquet", "GET /v1/sessions/ended",
-        "GET /group", "POST /explore/views", "GET /invoices", "GET /invoices.csv", "GET /invoices/{month}",
+        "GET /group", "POST /views", "GET /invoices", "GET /invoices.csv", "GET /invoices/{month}",
     ),
     "admin": (
         "POST /v1/periods/{month}/close", "POST /v1/periods/{month}/reopen", "POST /v1/periods/{month}/publish",
@@ -86,9 +87,9 @@ OF_TEAMS = frozenset(
         "GET /v1/prices/versions", "GET /v1/waits", "GET /v1/proposals", "GET /v1/periods/{month}/proposals",
         "GET /proposals", "GET /v1/jobs", "GET /v1/jobs/{id}", "GET /", "GET /month", "GET /month/{month}/lines",
         "GET /month/{month}/lines.csv", "GET /act/{number}", "GET /team/{team:path}", "GET /prices", "GET /jobs",
-        "GET /jobs.csv",
+        "GET /jobs.csv", "GET /jobs.parquet",
         "GET /job/{id:path}", "POST /v1/jobs/{id}/progress", "POST /mcp", "GET /explore", "GET /explore.csv",
-        "GET /explore.parquet", "GET /group", "POST /explore/views", "GET /invoices", "GET /invoices.csv",
+        "GET /explore.parquet", "GET /group", "POST /views", "GET /invoices", "GET /invoices.csv",
     )
 )  # fmt: skip
 """Routes that a token with teams may use, for its own teams."""
@@ -98,7 +99,7 @@ OF_ALL = frozenset(
         "GET /v1/windows", "GET /v1/policy", "GET /v1/policy/versions", "GET /v1/decisions", "GET /v1/quarantine",
         "GET /v1/gpus/owners", "GET /month/{month}", "GET /decisions", "GET /decisions/{at_ms}/{id:path}",
         "GET /invoices/{month}", "GET /invoice", "GET /invoice/{month}", "GET /invoice/{month}/lines.csv",
-        "GET /coverage", "GET /nodes", "GET /nodes.csv",
+        "GET /coverage", "GET /nodes", "GET /nodes.csv", "GET /nodes.parquet", "GET /v1/nodes",
         "GET /node/{cluster}/{node}", "GET /v1/sessions/ended",
     )
 )  # fmt: skip

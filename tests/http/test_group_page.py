@@ -143,7 +143,7 @@ def test_other_pages_lead_to_it(service):
     client.headers.update(PAGE | bearer("token-of-read"))
     assert "/group?by=label:project&amp;value=search" in client.get("/explore?start=3h&by=label:project").text
     assert "/group?by=team&amp;value=vision" in client.get("/").text
-    jobs = client.get("/jobs?days=1").text
+    jobs = client.get("/jobs?start=1d").text
     assert "/group?by=user&amp;value=ada" in jobs
     (job,) = set(re.findall(r'href="(/job/[^"]*train[^"]*)"', jobs))
     assert "/group?by=queue&amp;value=vision" in client.get(job).text
@@ -187,6 +187,10 @@ def test_a_month_that_is_too_large_to_add_up_is_refused_as_by_explore(start_serv
     _, client = start_service(limits={"question_gpu_hours": 10})
     rows = [interval(NOW_MS - QUARTER_MS * back, "GPU-1") for back in range(1, 200)]
     assert client.post("/v1/usage", content=encoded(batch(rows))).status_code == 200
-    for path in ("/explore?start=2d", "/group?by=user&value=ada", "/group?by=queue&value=vision"):
-        assert client.get(path, headers=PAGE).status_code == 422, path
+    for path, parameter in (
+        ("/explore?start=2d", "end"), ("/group?by=user&value=ada", "month"), ("/group?by=queue&value=vision", "month"),
+    ):  # fmt: skip
+        refused = client.get(path)
+        assert refused.status_code == 422, path
+        assert [one["at"] for one in refused.json()["errors"]] == [parameter], path
     assert client.get("/group?by=cluster&value=elsewhere", headers=PAGE).status_code == 200, "it has no GPU"

@@ -17,7 +17,8 @@ from agent.wire import PodFacts, Slice, UsageInterval
 from gputally.base.clock import VirtualClock
 from tests.fakes.memory_ledger import MINUTE_MS, NOW_MS
 from tests.http.conftest import INVENTORY, bearer, client_of, decision, settings_in, token_entry
-from tests.http.page_parser import read
+from tests.http.page_parser import read, rows_after
+from tests.http.quarter_hours import held
 from tests.price_books import price_book_text
 from tests.usage_records import batch, deliver, interval, pod_facts, pod_holder
 
@@ -332,22 +333,63 @@ def test_a_job_that_takes_its_gpus_again_is_their_next_holder(ledger_of: Any) ->
     assert "itself" in page.text
 
 
-def test_attempts_are_those_of_the_whole_life_whatever_the_span(service: Service) -> None:
-    whole = asked(service, "all")["attempts"]
-    for low, high in ((0, 10), (0, 20), (45, 90), (65, 66)):
-        query = {"start": BEGIN + low * MINUTE_MS, "end": BEGIN + high * MINUTE_MS}
-        answer = client_of(service).get(f"/v1/jobs/{JOB}", params=query, headers=bearer("all"))
-        if answer.status_code == 404:
-            assert (low, high) == (65, 66)
-            continue
-        assert answer.json()["attempts"] == whole, (low, high)
+@pytest.mark.parametrize(
+    ("low", "high", "starts", "ends"),
+    [
+        (0, 10, [0], [None]), (0, 45, [0, 40], [20, None]), (10, 50, [None, 40], [20, None]), (30, 110, [40, 100],
+        [60, None]), (45, 90, [None], [60]), (90, 120, [100], [None]),
+    ],
+)  # fmt: skip
+def test_the_attempts_of_a_span_have_the_time_that_the_job_held_in_it(
+    service: Service, low: int, high: int, starts: list[int | None], ends: list[int | None]
+) -> None:
+    """A start before the span is not known, and what ran at its end has no end yet."""
+    query = {"start": BEGIN + low * MINUTE_MS, "end": BEGIN + high * MINUTE_MS}
+    found = client_of(service).get(f"/v1/jobs/{JOB}", params=query, headers=bearer("all")).json()
+    shown = found["attempts"]
+    assert [one["start_ms"] for one in shown] == [at if at is None else BEGIN + at * MINUTE_MS for at in starts]
+    assert [one["end_ms"] for one in shown] == [at if at is None else BEGIN + at * MINUTE_MS for at in ends]
+    assert [one["end"] == "running" for one in shown] == [at is None for at in ends]
+    held = found["job"]["accounts_gpu_us"]
+    assert sum(one["gpu_us"] for one in shown) == held["busy"] + held["allocated_idle"]
+    numbers = [None] * len(shown) if low else [1, 2, 3][: len(shown)]
+    assert [one["number"] for one in shown] == numbers
+    assert found["earlier_attempts"] == (None if low else 0)
+
+
+def test_what_was_lost_of_an_attempt_that_began_before_the_span_is_known_since_an_epoch_in_it(
+    service: Service,
+) -> None:
+    query = {"start": BEGIN + 10 * MINUTE_MS, "end": BEGIN + 30 * MINUTE_MS}
+
+    def lost() -> int | None:
+        found = client_of(service).get(f"/v1/jobs/{JOB}", params=query, headers=bearer("all"))
+        value: int | None = found.json()["attempts"][0]["lost_gpu_us"]
+        return value
+
+    for epoch, minute, expected in ((1, 5, None), (2, 15, 2 * 5 * MINUTE_MS * 1000)):
+        body = [{"epoch": epoch, "at": str(BEGIN + minute * MINUTE_MS)}]
+        client_of(service).post(f"/v1/jobs/{JOB}/progress", json=body, headers=bearer("vision")).raise_for_status()
+        assert lost() == expected
+
+
+def test_a_job_that_has_run_longer_than_a_question_may_be_long_runs(tmp_path: Path, clock: VirtualClock) -> None:
+    chosen = settings_in(tmp_path, inventory=INVENTORY, limits={"span_days": 1})
+    with Service(chosen, clock) as running:
+        deliver(running.ledger, NOW_MS, batch(held(30, 30, "GPU-1", "vision"), cluster="prod", node="n1"))
+        client = client_of(running)
+        job = client.get("/v1/jobs?start=1h").json()["jobs"][0]["id"]
+        (one,) = client.get(f"/v1/jobs/{job}?start=24h").json()["attempts"]
+        page = read(client.get(f"/job/{job}", headers={"Accept": "text/html"}).text)
+    assert (one["start_ms"], one["end_ms"], one["end"]) == (None, None, "running")
+    assert rows_after(page, "Attempts of the job", "earlier")[0] == "running"
 
 
 @pytest.mark.parametrize(("most", "starts"), [(1, [100]), (2, [100]), (4, [40, 100]), (5, [0, 40, 100])])
 def test_attempts_that_are_not_all_read_say_so(
     service: Service, monkeypatch: pytest.MonkeyPatch, most: int, starts: list[int]
 ) -> None:
-    """The job has five holds, of which the newest are read; an attempt that is not there as a whole is left out."""
+    """The job has five holds, of which the newest are read; an attempt that ended before they begin is left out."""
     monkeypatch.setattr(read_snapshot, "MOST_HOLDS", most)
     found = asked(service, "all")
     assert [one["start_ms"] for one in found["attempts"]] == [BEGIN + at * MINUTE_MS for at in starts]
@@ -389,10 +431,10 @@ def shown(service: Service, query: str) -> list[str]:
 
 
 def test_the_list_of_jobs_answers_which_wasted_most_and_which_notebooks_idle(notebooks: Service) -> None:
-    assert shown(notebooks, "days=7") == ["used", "idle", "chat"], "the most expensive first"
-    assert shown(notebooks, "days=7&sort=idle") == ["idle", "chat", "used"]
-    assert shown(notebooks, "days=1&sort=idle&kind=notebook") == ["idle", "used"]
-    assert shown(notebooks, "days=1&kind=&search=CHAT") == ["chat"]
+    assert shown(notebooks, "start=7d") == ["used", "idle", "chat"], "the most expensive first"
+    assert shown(notebooks, "start=7d&sort=idle") == ["idle", "chat", "used"]
+    assert shown(notebooks, "start=1d&sort=idle&kind=notebook") == ["idle", "used"]
+    assert shown(notebooks, "start=1d&kind=&search=CHAT") == ["chat"]
     assert shown(notebooks, "kind=batch") == []
     query = {"start": BEGIN, "end": NOW_MS, "sort": "idle", "kind": "notebook"}
     jobs = client_of(notebooks).get("/v1/jobs", params=query).json()["jobs"]

@@ -115,7 +115,7 @@ def test_jobs_are_searched_and_sorted(service: Service) -> None:
 
 def test_pages_of_one_job_are_the_list_and_each_has_the_totals_of_all(service: Service) -> None:
     caller = Caller(service, "all")
-    for filters in ({}, {"state": "running"}, {"namespace": "nlp"}):
+    for filters in ({}, {"state": "running"}, {"where.namespace": "nlp"}):
         whole = caller.get("/v1/jobs", **filters)
         page = caller.get("/v1/jobs", limit="1", **filters)
         jobs = list(page["jobs"])
@@ -147,7 +147,7 @@ def test_a_job_costs_what_the_cost_of_that_job_is(service: Service) -> None:
 def test_a_team_sees_its_own_jobs_alone(service: Service) -> None:
     vision = Caller(service, "vision")
     assert [job["id"] for job in vision.get("/v1/jobs")["jobs"]] == ["prod~vision~Job~train"]
-    assert vision.get("/v1/jobs", 403, team="nlp")["type"].endswith("forbidden")
+    assert vision.get("/v1/jobs", 403, **{"where.team": "nlp"})["type"].endswith("forbidden")
     assert vision.get("/v1/jobs/prod~nlp~Pod~eval", 404)["type"].endswith("not-found")
     assert vision.get("/v1/jobs/prod~nlp~Pod~later", 404)["type"].endswith("not-found")
     assert vision.get("/v1/jobs/what", 422)["type"].endswith("invalid-parameter")

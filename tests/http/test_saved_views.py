@@ -28,7 +28,7 @@ def client(start_service):
 
 
 def save(client, name="idle jobs", address=VIEW, **more):
-    return client.post("/explore/views", data={"name": name, "address": address, **more}, headers=PAGE)
+    return client.post("/views", data={"name": name, "address": address, **more}, headers=PAGE)
 
 
 def saved(client) -> dict[str, str]:
@@ -88,8 +88,8 @@ def test_a_caller_has_its_own_views_and_a_token_cannot_read_those_of_another(sta
     assert "mine" in client.get("/explore?start=1d", headers=PAGE | bearer("token-of-read")).text
     assert ">mine<" not in client.get("/explore?start=1d", headers=PAGE | bearer("token-of-admin")).text
     form = {"name": "x", "address": VIEW}
-    assert client.post("/explore/views", data=form).status_code == 401
-    assert client.post("/explore/views", data=form, headers=bearer("token-of-ingest")).status_code == 403
+    assert client.post("/views", data=form).status_code == 401
+    assert client.post("/views", data=form, headers=bearer("token-of-ingest")).status_code == 403
 
 
 def test_views_outlive_the_ledgers_volume(tmp_path):

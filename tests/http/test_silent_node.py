@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from accountant.composition import Service
+from agent.wire import PodFacts
 from gputally.base.clock import VirtualClock
 from gputally.base.number_format import NOTHING
 from tests.fakes.memory_ledger import NOW_MS
 from tests.http.conftest import INVENTORY, client_of, settings_in
 from tests.http.page_parser import Reader, read, rows_after
-from tests.http.quarter_hours import held
+from tests.http.quarter_hours import HOUR_MS, held
 from tests.price_books import price_book_text
-from tests.usage_records import batch, deliver
+from tests.usage_records import batch, deliver, pod_facts
 
 DAYS = 5
 
@@ -86,3 +87,55 @@ def test_the_page_of_a_node_that_reports_is_whole(service: Service) -> None:
     page = client_of(service).get("/group", params={"by": "node", "value": "n1", "month": "2026-11"}).text
     assert figure(read(page).texts, "Held") == "4.0"
     assert "not metered" not in page
+
+
+def states(service: Service) -> dict[str, str]:
+    listed = client_of(service).get("/v1/jobs?start=10d").json()["jobs"]
+    return {job["namespace"]: job["state"] for job in listed}
+
+
+def pod(space: str, node: str, **more: int) -> PodFacts:
+    began = NOW_MS - (DAYS * 24 + 2) * HOUR_MS
+    return pod_facts(
+        f"{space}-0", began, namespace=space, node=node, uid=space, created_ms=began, scheduled_ms=began,
+        started_ms=began, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_whether_a_job_on_a_silent_node_still_runs_is_unknown(service: Service, known: bool) -> None:
+    if known:
+        facts = [[pod("vision", "n1")], [pod("nlp", "n3")]]
+        for node, some in zip(("n1", "n3"), facts, strict=True):
+            deliver(
+                service.ledger,
+                NOW_MS,
+                batch([], some, cluster="prod", node=node, epoch="later"),
+            )
+    assert states(service) == {"vision": "running", "nlp": "unknown"}
+    client = client_of(service)
+    (job,) = client.get("/v1/jobs?start=10d&state=unknown").json()["jobs"]
+    (attempt,) = client.get(f"/v1/jobs/{job['id']}").json()["attempts"]
+    assert (attempt["end"], attempt["lost_gpu_us"]) == ("unknown", None)
+    page = client.get(f"/job/{job['id']}", headers={"Accept": "text/html"}).text
+    assert "silent" in page
+
+
+def test_a_job_that_ended_before_its_node_fell_silent_ended(service: Service) -> None:
+    """One that held a GPU of the silent node until an hour before its last record."""
+    deliver(
+        service.ledger, NOW_MS,
+        batch(held(DAYS * 24 + 2, 1, "GPU-4", "lab"), cluster="prod", node="n3", epoch="later"),
+    )  # fmt: skip
+    assert states(service)["lab"] == "ended"
+    assert states(service)["nlp"] == "unknown"
+
+
+def test_a_pod_that_is_known_to_have_ended_on_a_silent_node_ended(service: Service) -> None:
+    ended = pod("nlp", "n3", ended_ms=NOW_MS - HOUR_MS)
+    deliver(
+        service.ledger,
+        NOW_MS,
+        batch([], [ended], cluster="prod", node="n3", epoch="later"),
+    )
+    assert states(service)["nlp"] == "ended"

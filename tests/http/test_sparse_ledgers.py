@@ -330,8 +330,8 @@ def test_an_end_alone_begins_with_its_own_month(client: TestClient) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/team/visoin", "/jobs?team=visoin", "/v1/report?month=2026-11&team=visoin",
-        "/v1/statement?month=2026-11&team=visoin", "/v1/jobs?team=visoin", "/v1/usage?where.team=visoin",
+        "/team/visoin", "/jobs?where.team=visoin", "/v1/report?month=2026-11&team=visoin",
+        "/v1/statement?month=2026-11&team=visoin", "/v1/jobs?where.team=visoin", "/v1/usage?where.team=visoin",
         "/v1/cost?where.team=visoin",
     ],
 )  # fmt: skip
@@ -350,7 +350,7 @@ def test_an_unknown_job_is_refused_with_the_nearest_names(client: TestClient) ->
 
 
 @pytest.mark.parametrize(
-    "command", [("report", "2026-11", "--team", "visoin"), ("jobs", "--team", "visoin"), ("jobs", "train-1"),
+    "command", [("report", "2026-11", "--team", "visoin"), ("jobs", "--where", "team=visoin"), ("jobs", "train-1"),
                 ("usage", "--where", "team=visoin"), ("cost", "--where", "team=visoin")]
 )  # fmt: skip
 def test_commands_end_with_an_error_for_unknown_names(

@@ -109,7 +109,7 @@ def client(service):
 ODD = {"script", "img", "iframe", "object", "embed", "base"}
 LINES = "/month/2026-11/lines"
 PAGES = (
-    "/", "/month/2026-11", f"/team/{quote(NAMES[0], safe='')}?month=2026-11", "/jobs?month=2026-11",
+    "/", "/month/2026-11", f"/team/{quote(NAMES[0], safe='')}?month=2026-11", "/jobs?start=2026-11-01",
     *(f"/job/{quote(JobKey('prod', f'ns-{n}', f'Job/{NAMES[n]}').id)}" for n in (0, 1, 13)),
     "/node/prod/node-1?days=1", *(f"{LINES}?by={by}" for by in ("team", "job", "pod", "user")),
     f"{LINES}?team={quote(NAMES[1], safe='')}", "/decisions", f"/decisions?subject={quote(f'Job/ns-0/{NAMES[0]}')}",
@@ -301,10 +301,11 @@ def posted(name: str, label: str) -> dict[str, object]:
 def everywhere(node: str) -> list[str]:
     cuts = ("team", "queue", "job", "pod", "user", "node", "gpu", "day")
     return [
-        "/", "/month/2026-11", "/jobs?month=2026-11", "/nodes", f"/node/prod/{quote(node, safe='')}?days=1", "/metrics",
+        "/", "/month/2026-11", "/jobs?start=2026-11-01", "/nodes", f"/node/prod/{quote(node, safe='')}?days=1",
+        "/metrics",
         "/decisions", "/coverage", "/prices", "/proposals", "/explore?by=team,job,pod",
         "/explore.csv?by=queue,user,node", "/explore.parquet?by=gpu_model,gpu,namespace&across=namespace",
-        "/v1/gpus", "/v1/jobs?month=2026-11",
+        "/v1/gpus", "/v1/jobs?start=2026-11-01",
         *(f"/month/2026-11/lines?by={by}" for by in cuts), *(f"/month/2026-11/lines.csv?by={by}" for by in cuts),
         *(f"/v1/report?month=2026-11&format={form}" for form in exports()),
     ]  # fmt: skip

@@ -32,7 +32,8 @@ ROLES: dict[str, tuple[tuple[Scope, ...], tuple[str, ...] | None]] = {
 }
 WITHOUT_ENTRY = {
     "/month/{month}", "/month/{month}/lines", "/month/{month}/lines.csv", "/team/{team:path}", "/invoice/{month}",
-    "/invoice/{month}/lines.csv", "/invoices/{month}", "/invoices.csv", "/audit.csv", "/jobs.csv", "/nodes.csv",
+    "/invoice/{month}/lines.csv", "/invoices/{month}", "/invoices.csv", "/audit.csv", "/jobs.csv", "/jobs.parquet",
+    "/nodes.csv", "/nodes.parquet",
     "/explore.csv", "/explore.parquet", "/node/{cluster}/{node}", "/job/{id:path}", "/act/{number}", "/group",
     "/proposals",
     "/decisions/{at_ms}/{id:path}", "/", "/metrics", "/leading", "/livez", "/readyz", "/openapi.json",

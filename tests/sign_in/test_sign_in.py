@@ -547,7 +547,7 @@ def test_a_view_is_saved_by_who_is_signed_in_from_a_page_of_the_session(site: Pa
     form = {"name": "mine", "address": "/explore?by=team"}
     site.sign_in("leads", path="/explore")
     page = site.browser.get("/explore?by=team", headers=PAGE).text
-    assert site.browser.post("/explore/views", data=form).status_code == 403
-    assert site.browser.post("/explore/views", data=form | {"form_token": "0" * 64}).status_code == 403
-    assert site.browser.post("/explore/views", data=form | {"form_token": form_token_of(page)}).status_code == 303
+    assert site.browser.post("/views", data=form).status_code == 403
+    assert site.browser.post("/views", data=form | {"form_token": "0" * 64}).status_code == 403
+    assert site.browser.post("/views", data=form | {"form_token": form_token_of(page)}).status_code == 303
     assert ">mine<" in site.browser.get("/explore?by=team", headers=PAGE).text

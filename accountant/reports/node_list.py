@@ -1,0 +1,134 @@
+"""The nodes of a span with what their GPUs did, and which of them a list has, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from accountant.core.record_age import is_old
+from accountant.ledger.protocols import Down, NodeFacts, Questions
+from accountant.ledger.usage import Where, sum_of_usage_lines
+from accountant.reports.report_breakdowns import share
+from accountant.wire.option_types import NodeOrder
+from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A node during a span, with its known facts.
+
+    gpus: number of GPUs that it had in the span.
+    down: why it cannot be used now, "" if it can.
+    newest_ms: the end of its newest record; None if unknown.
+    outages: when it could not be used in the span, the newest first."""
+
+    cluster: str
+    name: str
+    models: tuple[str, ...]
+    pool: str
+    capacity_type: str
+    gpus: int
+    accounts: Accounts
+    down: str
+    newest_ms: int | None
+    outages: tuple[Down, ...]
+
+    @property
+    def utilisation(self) -> float | None:
+        return share(self.accounts.busy, self.accounts.busy + self.accounts.allocated_idle)
+
+    def is_silent(self, now_ms: int) -> bool:
+        """Whether its newest record is too old to describe the present."""
+        return self.newest_ms is not None and is_old(self.newest_ms, now_ms)
+
+
+def machines(
+    ledger: Questions,
+    start_ms: int,
+    end_ms: int,
+    where: Where | None = None,
+    timezone: str = "UTC",
+) -> tuple[Machine, ...]:
+    """The nodes with records in the span or with facts, sorted by cluster and name.
+
+    where: only nodes with time that matches, and only this time; and nodes without any that the filter names."""
+    status = ledger.status()
+    facts_of = {(node.cluster, node.name): node for node in status.nodes}
+    lines: dict[tuple[str, str], list[UsageLine]] = {}
+    for line in ledger.usage((start_ms, end_ms), ("cluster", "node", "gpu_model"), where, timezone).lines():
+        lines.setdefault((line.key["cluster"], line.key["node"]), []).append(line)
+    devices, newest = status.gpus_at(start_ms, end_ms), status.newest_by_node
+    rows = []
+    for key in sorted(lines.keys() | {key for key, fact in facts_of.items() if _is_named(fact, where or {})}):
+        fact, of_node = facts_of.get(key), lines.get(key, [])
+        down = next((node.reason for node in reversed(fact.down) if node.end_ms is None), "") if fact else ""
+        rows.append(
+            Machine(
+                *key,
+                models=tuple(sorted({line.key["gpu_model"] for line in of_node})),
+                pool=fact.pool if fact else "",
+                capacity_type=fact.capacity_type if fact else "",
+                gpus=devices.get(key, 0),
+                accounts=sum_of_usage_lines({}, of_node).accounts_gpu_us if of_node else Accounts(),
+                down=down,
+                newest_ms=newest.get(key),
+                outages=tuple(
+                    one
+                    for one in reversed(fact.down if fact else ())
+                    if one.start_ms < end_ms and (one.end_ms is None or one.end_ms > start_ms)
+                ),
+            )
+        )
+    return tuple(rows)
+
+
+def _is_named(fact: NodeFacts, where: Where) -> bool:
+    """Whether the facts of a node alone match a filter."""
+    names = {
+        "cluster": fact.cluster, "node": fact.name, "pool": fact.pool, "region": fact.region, "zone": fact.zone,
+        "capacity_type": fact.capacity_type, "instance_type": fact.instance_type,
+    }  # fmt: skip
+    return all(name in names and names[name] in values for name, values in where.items())
+
+
+class NodeChoice(NamedTuple):
+    """Which nodes a list has, and in which order.
+
+    search: a text in CLUSTER/NODE, in any case; "" for all.
+    sort: names begin with the first, figures with the largest, records with the oldest.
+    reverse: the other way round."""
+
+    search: str = ""
+    sort: NodeOrder = "name"
+    reverse: bool = False
+
+
+SMALLEST_FIRST: Final[frozenset[NodeOrder]] = frozenset({"name", "cluster", "pool", "capacity_type", "model", "silent"})
+"""The orders of nodes that do not begin with the most."""
+_RANKS: Final[Mapping[NodeOrder, Callable[[Machine], Any]]] = {
+    "name": lambda _: 0,
+    "cluster": lambda node: node.cluster,
+    "pool": lambda node: (node.pool, node.capacity_type),
+    "capacity_type": lambda node: node.capacity_type,
+    "model": lambda node: node.models,
+    "silent": lambda node: node.newest_ms or 0,
+    "gpus": lambda node: -node.gpus,
+    "capacity": lambda node: -node.accounts.total,
+    "held": lambda node: -node.accounts.allocated,
+    "busy": lambda node: -node.accounts.busy,
+    "utilisation": lambda node: 1.0 if node.utilisation is None else -node.utilisation,
+    "idle": lambda node: -node.accounts.allocated_idle,
+    "unknown": lambda node: -node.accounts.allocated_unknown,
+    "unallocated": lambda node: -node.accounts.unallocated,
+    "unmetered": lambda node: -node.accounts.unmetered,
+    "down": lambda node: -node.accounts.down,
+}
+
+
+def chosen(nodes: Sequence[Machine], choice: NodeChoice) -> tuple[Machine, ...]:
+    """The chosen nodes, in their order."""
+    text = choice.search.casefold()
+    found = [node for node in nodes if not text or text in f"{node.cluster}/{node.name}".casefold()]
+    ordered = sorted(found, key=_RANKS[choice.sort])
+    return tuple(reversed(ordered) if choice.reverse else ordered)

@@ -1,0 +1,241 @@
+"""Serves the page of jobs, with the bar of a list (accountant.web.list_bar), and its files.
+
+The parameters are those of `GET /v1/jobs`, with the same rights, limits and refusals. The files contain the jobs of the
+view, on all its pages and with its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final, NamedTuple, get_args
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import RedirectResponse
+
+from accountant.api.access_control import DocumentReader, Reader, check_teams, team_filter
+from accountant.api.dependencies import AppDeps, Deps
+from accountant.api.query_parameters import JOBS_WIDTH, QuerySpan, check_cost
+from accountant.billing import job_costs
+from accountant.billing.job_costs import JobChoice
+from accountant.core import periods
+from accountant.core.periods import Month
+from accountant.exports.protocol import file_name
+from accountant.ledger.usage import Where
+from accountant.reports import figure_formatting
+from accountant.web import month_and_decision_pages, page_queries, page_rows, saved_views
+from accountant.web.list_bar import Bar, ListOrder, ListParams, check_columns
+from accountant.web.list_files import FileCell, FileFormat, FileKind, ListRecords, list_file
+from accountant.web.page_queries import ListSpan
+from accountant.web.page_rows import paged
+from accountant.wire.option_types import JobKind, JobOrder, JobState
+from accountant.wire.usage_cost_and_job_models import Job
+from gputally.base.money import gpu_hours
+from gputally.base.units import MS_PER_SECOND
+from gputally.server.tokens_and_grants import Principal
+
+router = APIRouter(include_in_schema=False)
+JOBS_A_PAGE: Final = 100
+STATES: Final[tuple[JobState, ...]] = get_args(JobState)
+
+
+class JobListParams(ListParams):
+    """The parameters of the page, as those of `GET /v1/jobs`."""
+
+    state: JobState | None = None
+    kind: JobKind | None = None
+    sort: JobOrder = "cost"
+    reverse: bool = False
+
+    @property
+    def choice(self) -> JobChoice:
+        return JobChoice(self.search, self.kind, self.sort, self.reverse)
+
+    @property
+    def own(self) -> dict[str, str | None]:
+        """The parameters that other lists do not have; None for those that say nothing."""
+        return {
+            "state": self.state, "kind": self.kind, "sort": None if self.sort == "cost" else self.sort,
+            "reverse": "true" if self.reverse else None,
+        }  # fmt: skip
+
+
+AskedJobs = Annotated[JobListParams, Query()]
+
+
+class JobField(NamedTuple):
+    """A column of a file."""
+
+    name: str
+    kind: FileKind
+    of: Callable[[Job], FileCell]
+
+
+@dataclass(frozen=True, slots=True)
+class JobColumn:
+    """A column of the list. parts: the columns of a file that it stands for; none for what names the job."""
+
+    title: str
+    parts: tuple[JobField, ...] = ()
+
+
+def _account(name: str) -> JobField:
+    return JobField(f"{name}_gpu_hours", "hours", lambda job: gpu_hours(getattr(job.accounts_gpu_us, name)))
+
+
+def _names(name: str) -> JobField:
+    return JobField(name, "text", lambda job: ", ".join(getattr(job, name)))
+
+
+_UNPRICED: Final = JobField("unpriced_gpu_hours", "hours", lambda job: gpu_hours(job.unpriced_gpu_us))
+COLUMNS: Final[Mapping[JobOrder, JobColumn]] = {
+    "cluster": JobColumn("Cluster"),
+    "namespace": JobColumn("Namespace"),
+    "team": JobColumn("Team", (_names("teams"),)),
+    "user": JobColumn("User", (_names("users"),)),
+    "queue": JobColumn("Queue", (_names("queues"),)),
+    "state": JobColumn("State", (JobField("state", "text", lambda job: job.state),)),
+    "kind": JobColumn("FileKind", (JobField("kind", "text", lambda job: job.kind or ""),)),
+    "gpus": JobColumn("GPUs now", (JobField("gpus_now", "float", lambda job: float(job.gpus)),)),
+    "waited": JobColumn(
+        "Waited",
+        (JobField("waited_s", "float", lambda job: None if job.waited_ms is None else job.waited_ms / MS_PER_SECOND),),
+    ),
+    "gpu_hours": JobColumn("Held", (_account("allocated"),)),
+    "busy": JobColumn("Busy", (_account("busy"),)),
+    "utilisation": JobColumn(
+        "Utilisation",
+        (JobField("utilisation_share", "float", lambda job: page_rows.utilisation(job.accounts_gpu_us)),),
+    ),
+    "idle": JobColumn("Idle", (_account("allocated_idle"),)),
+    "unknown": JobColumn("Use unknown", (_account("allocated_unknown"),)),
+    "cost": JobColumn("Cost", (JobField("cost", "money", lambda job: job.cost), _UNPRICED)),
+    "unpriced": JobColumn("Unpriced", (_UNPRICED,)),
+    "burn": JobColumn("Cost an hour now", (JobField("burn_per_hour", "money", lambda job: job.burn_per_hour),)),
+    "gpu_model": JobColumn("GPU model", (_names("gpu_models"),)),
+    "pods": JobColumn("Pods", (JobField("pods", "integer", lambda job: job.pods),)),
+    "created": JobColumn("Created", (JobField("created", "instant", lambda job: job.created_ms),)),
+    "ended": JobColumn("Ended", (JobField("ended", "instant", lambda job: job.ended_ms),)),
+    "epochs": JobColumn("Epochs", (JobField("epochs", "integer", lambda job: job.epochs),)),
+}
+"""The columns beside the name of the job, by their names in addresses, which are also orders."""
+TEXTS: Final = frozenset({*job_costs.SMALLEST_FIRST, "created", "ended"})
+"""The columns that are written from the left."""
+USUAL: Final[tuple[str, ...]] = (
+    "team", "user", "state", "gpus", "waited", "gpu_hours", "utilisation", "idle", "cost"
+)  # fmt: skip
+_OF_MONEY: Final = frozenset({"cost", "burn"})
+
+
+def _bar(params: JobListParams, deps: Deps) -> Bar:
+    now = deps.clock.wall_ms()
+    span = params.span(now, deps.settings.timezone, deps.settings.limits, deps.newest_ms())
+    titles: dict[str, str] = {name: column.title for name, column in COLUMNS.items()}
+    bar = Bar(
+        path="/jobs", params=params, span=span, columns=titles, shown=params.columns or USUAL, own=params.own,
+        now_ms=now, labels=deps.settings.exported_labels,
+    )  # fmt: skip
+    check_columns(bar)
+    return bar
+
+
+def _where(params: JobListParams, bar: Bar, deps: Deps, principal: Principal) -> Where:
+    """The filters of a request, with the teams that the caller may see. Raises Refusal."""
+    where = {**params.where, **team_filter(principal, params.where_team)}
+    check_teams(deps, principal, params.where_team)
+    check_cost(deps.ledger, deps.settings.limits, bar.span, JOBS_WIDTH, params.where_cluster)
+    return where
+
+
+@router.get("/jobs")
+def jobs_page(request: Request, params: AskedJobs, deps: AppDeps, principal: Reader) -> Response:
+    bar = _bar(params, deps)
+    if not bar.is_tidy(request):
+        return RedirectResponse(bar.tidy, 303)
+    where, span = _where(params, bar, deps, principal), ListSpan.of(params, deps)
+    skipped = _before_page(params.page)
+    answer = page_queries.jobs_of(deps, span, where, params.choice, skipped)
+    jobs = answer.value.get(params.state, page_rows.NO_JOBS)
+    if not jobs.shown and jobs.count:  # a page beyond the last one
+        skipped = _before_page(-(-jobs.count // JOBS_A_PAGE))
+        answer = page_queries.jobs_of(deps, span, where, params.choice, skipped)
+        jobs = answer.value.get(params.state, page_rows.NO_JOBS)
+    zone = periods.zone(span.timezone)
+    until_ms = span.until(deps.clock.wall_ms())
+    first_ms, newest_ms = deps.ledger.status().extent
+    book = deps.book()
+    return month_and_decision_pages.page(
+        request, "/jobs", "jobs.html", deps, bar=bar, titles=bar.titles, named=named, jobs=jobs, state=params.state,
+        shown=paged(jobs.shown, params.page, JOBS_A_PAGE, bar.page_url, jobs.count, skipped),
+        currency=book.currency if book is not None else None, utilisation=page_rows.utilisation,
+        as_of_ms=answer.as_of_ms, months=month_steps(bar), span_zone=zone, columns=COLUMNS, texts=TEXTS,
+        span_text=figure_formatting.span_of(span.start_ms, until_ms, zone),
+        demand_known=deps.settings.kubernetes.inventory, recorded=newest_ms > span.start_ms and first_ms < until_ms,
+        states=list(STATES), kinds=get_args(JobKind),
+        order=ListOrder(bar.url, params.sort, frozenset(COLUMNS) - job_costs.SMALLEST_FIRST, params.reverse),
+        api=bar.url("/v1/jobs", columns=None, sort=params.sort), **saved_views.of(request, deps, principal),
+        note=params.note(span.start_ms, deps.clock.wall_ms(), span.timezone, deps.newest_ms(), deps.silence_note()),
+    )  # fmt: skip
+
+
+def _before_page(number: int) -> int:
+    """How many jobs are before those that are read together with this page."""
+    return (number - 1) * JOBS_A_PAGE // page_queries.MOST_JOBS * page_queries.MOST_JOBS
+
+
+def month_steps(bar: Bar) -> tuple[tuple[str, str], tuple[str, str] | None]:
+    """Name and address of the month before the one in which the span begins, and of the one after it; None for one that
+    has not begun."""
+    zone = periods.zone(bar.span.timezone)
+    month = Month.of(bar.span.start_ms, zone)
+
+    def step(to: Month) -> tuple[str, str]:
+        return str(to), bar.url(start=f"{to}-01", end=f"{to.next}-01" if to.span(zone)[1] <= bar.now_ms else None)
+
+    return step(month.previous), step(month.next) if month.next.span(zone)[0] < bar.now_ms else None
+
+
+def named(dimension: str, value: str) -> str:
+    return figure_formatting.queue(value) if dimension == "queue" else figure_formatting.name(value)
+
+
+@router.get("/jobs.csv")
+def jobs_csv(request: Request, params: AskedJobs, deps: AppDeps, principal: DocumentReader) -> Response:
+    return _file(request, params, deps, principal, "csv")
+
+
+@router.get("/jobs.parquet")
+def jobs_parquet(request: Request, params: AskedJobs, deps: AppDeps, principal: DocumentReader) -> Response:
+    return _file(request, params, deps, principal, "parquet")
+
+
+def _file(
+    request: Request, params: JobListParams, deps: Deps, principal: Principal, file_format: FileFormat
+) -> Response:
+    """All jobs of the view, with exact hours and costs; a cost that lacks a price is empty."""
+    bar = _bar(params, deps)
+    where, span = _where(params, bar, deps, principal), ListSpan.of(params, deps)
+    book = deps.book()
+    parts = [
+        JobField("id", "text", lambda job: job.id), JobField("cluster", "text", lambda job: job.cluster),
+        JobField("namespace", "text", lambda job: job.namespace), JobField("job", "text", lambda job: job.job),
+    ]  # fmt: skip
+    shown = [name for name in COLUMNS if name in bar.shown]
+    parts += [part for name in shown for part in COLUMNS[name].parts if part not in parts]
+    if _OF_MONEY & set(shown):
+        parts.append(JobField("currency", "text", lambda _: book.currency if book is not None else ""))
+    rows = [
+        [None if book is None and part.kind == "money" else part.of(job) for part in parts]
+        for job in page_queries.every_job(deps, span, where, params.choice, params.state)
+    ]
+    about = {
+        "start": periods.utc(span.start_ms), "end": periods.utc(span.until(deps.clock.wall_ms())),
+        "timezone": span.timezone, "price_book_version": book.version if book is not None else "",
+    }  # fmt: skip
+    records = ListRecords([part.name for part in parts], [part.kind for part in parts], rows, about=about)
+    return list_file(request, records, file_format, file_name(file_format, "jobs", *span_names(bar.span)))
+
+
+def span_names(span: QuerySpan) -> tuple[str, str]:
+    """The first and the last day of a span, for the name of a file."""
+    zone = periods.zone(span.timezone)
+    return str(periods.local_date(span.start_ms, zone)), str(periods.local_date(span.end_ms - 1, zone))

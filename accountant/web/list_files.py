@@ -1,0 +1,92 @@
+"""Writes the rows of a list as CSV and as Parquet, with exact figures and one row for each row of the view."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Final, Literal
+
+from fastapi import Request, Response
+
+from accountant.core import periods
+from accountant.exports.protocol import CSV
+from gputally.base.money import plain
+from gputally.base.untrusted_text import for_cell
+from gputally.server.request_handling import tagged
+
+PARQUET: Final = "application/vnd.apache.parquet"
+FileKind = Literal["text", "hours", "money", "price", "float", "integer", "instant"]
+"""hours, money: exact decimals. instant: epoch milliseconds."""
+FileCell = str | Decimal | float | int | None
+FileFormat = Literal["csv", "parquet"]
+
+
+@dataclass(frozen=True, slots=True)
+class ListRecords:
+    """A view as a table of a file.
+
+    total: a last row of CSV; Parquet has it in its metadata. Empty: none.
+    about: further metadata of Parquet."""
+
+    names: Sequence[str]
+    kinds: Sequence[FileKind]
+    rows: Sequence[Sequence[FileCell]]
+    total: Sequence[FileCell] = ()
+    about: dict[str, str] = field(default_factory=dict)
+
+
+def list_file(request: Request, records: ListRecords, file_format: FileFormat, name: str) -> Response:
+    """The file to save. name: its name."""
+    if file_format == "csv":
+        return tagged(request, _csv(records), CSV, name)
+    return tagged(request, _parquet(records), PARQUET, name)
+
+
+def _csv(records: ListRecords) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\r\n")
+    writer.writerow(map(for_cell, records.names))
+    for row in (*records.rows, *([records.total] if records.total else ())):
+        writer.writerow([_text(value, kind) for value, kind in zip(row, records.kinds, strict=True)])
+    return text.getvalue().encode()
+
+
+def _text(value: FileCell, kind: FileKind) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, Decimal):
+        return plain(value)
+    if kind == "instant":
+        return periods.utc(int(value))
+    return for_cell(value) if isinstance(value, str) else repr(value)
+
+
+def _parquet(records: ListRecords) -> bytes:
+    """The rows without the total. Hours are DECIMAL(38, 9) and money DECIMAL(38, 21), as in the Parquet file of a
+    report."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    types: dict[FileKind, Any] = {
+        "text": pa.string(), "hours": pa.decimal128(38, 9), "money": pa.decimal128(38, 21), "price": pa.float64(),
+        "float": pa.float64(), "integer": pa.int64(), "instant": pa.timestamp("ms", "UTC"),
+    }  # fmt: skip
+    fields = [pa.field(name, types[kind]) for name, kind in zip(records.names, records.kinds, strict=True)]
+    columns = [
+        pa.array([float(row[at]) if kind == "price" and row[at] is not None else row[at] for row in records.rows],  # type: ignore[arg-type]  # a price is a number
+                 type=of.type)
+        for at, (kind, of) in enumerate(zip(records.kinds, fields, strict=True))
+    ]  # fmt: skip
+    totals = {
+        f"total_{name}": _text(value, kind)
+        for name, value, kind in zip(records.names, records.total or (None,) * len(fields), records.kinds, strict=True)
+        if records.total and kind != "text"
+    }
+    metadata = {f"gputally.{name}": value for name, value in {**records.about, **totals}.items()}
+    table = pa.Table.from_arrays(columns, schema=pa.schema(fields, metadata=metadata))
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="zstd")
+    return sink.getvalue()

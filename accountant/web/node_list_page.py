@@ -1,0 +1,187 @@
+"""Serves the page of nodes, with the bar of a list (accountant.web.list_bar), and its files.
+
+The parameters are those of `GET /v1/nodes`, with the same rights, limits and refusals. The files contain the nodes of
+the view, on all its pages and with its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final, NamedTuple
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import RedirectResponse
+
+from accountant.api.access_control import Reader, require_all_teams
+from accountant.api.dependencies import AppDeps, Deps
+from accountant.api.node_routes import NODES_SPAN, NODES_WIDTH
+from accountant.api.query_parameters import Edge, check_cost
+from accountant.core import periods
+from accountant.exports.protocol import file_name
+from accountant.reports import figure_formatting, node_list
+from accountant.reports.node_list import Machine, NodeChoice
+from accountant.web import month_and_decision_pages, page_queries, saved_views
+from accountant.web.job_list_page import month_steps, named, span_names
+from accountant.web.list_bar import Bar, ListOrder, ListParams, check_columns
+from accountant.web.list_files import FileCell, FileFormat, FileKind, ListRecords, list_file
+from accountant.web.page_queries import ListSpan
+from accountant.web.page_rows import paged
+from accountant.wire.option_types import NodeOrder
+from gputally.base.money import gpu_hours
+from gputally.server.tokens_and_grants import Principal
+
+router = APIRouter(include_in_schema=False)
+NODES_A_PAGE: Final = 200
+MOST_OUTAGES: Final = 50
+
+
+class NodeListParams(ListParams):
+    """The parameters of the page, as those of `GET /v1/nodes`."""
+
+    start: Edge = NODES_SPAN
+    sort: NodeOrder = "name"
+    reverse: bool = False
+
+    @property
+    def choice(self) -> NodeChoice:
+        return NodeChoice(self.search, self.sort, self.reverse)
+
+    @property
+    def own(self) -> dict[str, str | None]:
+        """The parameters that other lists do not have; None for those that say nothing."""
+        return {"sort": None if self.sort == "name" else self.sort, "reverse": "true" if self.reverse else None}
+
+
+AskedNodes = Annotated[NodeListParams, Query()]
+
+
+class NodeField(NamedTuple):
+    """A column of a file."""
+
+    name: str
+    kind: FileKind
+    of: Callable[[Machine], FileCell]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeColumn:
+    """A column of the list. part: the column of a file that it stands for; None for what names the node.
+
+    gpu_us: its figure, which has a total; None for another kind of column."""
+
+    title: str
+    part: NodeField | None = None
+    gpu_us: Callable[[Machine], int] | None = None
+
+
+def _of(title: str, account: str) -> NodeColumn:
+    def gpu_us(node: Machine) -> int:
+        found: int = getattr(node.accounts, account)
+        return found
+
+    return NodeColumn(title, NodeField(f"{account}_gpu_hours", "hours", lambda node: gpu_hours(gpu_us(node))), gpu_us)
+
+
+COLUMNS: Final[Mapping[NodeOrder, NodeColumn]] = {
+    "cluster": NodeColumn("Cluster"),
+    "pool": NodeColumn("Pool", NodeField("pool", "text", lambda node: node.pool)),
+    "capacity_type": NodeColumn("Capacity type", NodeField("capacity_type", "text", lambda node: node.capacity_type)),
+    "model": NodeColumn("GPU", NodeField("gpu_models", "text", lambda node: ", ".join(node.models))),
+    "gpus": NodeColumn("GPUs", NodeField("gpus", "integer", lambda node: node.gpus)),
+    "silent": NodeColumn("Newest record", NodeField("newest_record", "instant", lambda node: node.newest_ms)),
+    "capacity": _of("Capacity", "total"),
+    "held": _of("Held", "allocated"),
+    "busy": _of("Busy", "busy"),
+    "utilisation": NodeColumn("Utilisation", NodeField("utilisation_share", "float", lambda node: node.utilisation)),
+    "idle": _of("Idle", "allocated_idle"),
+    "unknown": _of("Use unknown", "allocated_unknown"),
+    "unallocated": _of("Unallocated", "unallocated"),
+    "unmetered": _of("Unmetered", "unmetered"),
+    "down": _of("Down", "down"),
+}
+"""The columns beside the name of the node, by their names in addresses, which are also orders."""
+USUAL: Final[tuple[str, ...]] = (
+    "pool", "model", "gpus", "silent", "held", "utilisation", "idle", "unallocated", "unmetered", "down"
+)  # fmt: skip
+
+
+def totals_of(nodes: Sequence[Machine]) -> dict[str, int]:
+    """The sums of the figures, by column."""
+    figures = {name: column.gpu_us for name, column in COLUMNS.items() if column.gpu_us is not None}
+    return {name: sum(map(of, nodes)) for name, of in figures.items()}
+
+
+def bar_of(path: str, params: NodeListParams, deps: Deps, more: Mapping[str, tuple[str, ...]] | None = None) -> Bar:
+    """The bar of a list of nodes. more: further parameters of the page. Raises Refusal."""
+    now = deps.clock.wall_ms()
+    span = params.span(now, deps.settings.timezone, deps.settings.limits, deps.newest_ms())
+    titles: dict[str, str] = {name: column.title for name, column in COLUMNS.items()}
+    bar = Bar(
+        path=path, params=params, span=span, columns=titles, shown=params.columns or USUAL,
+        own={**params.own, **(more or {})}, now_ms=now, labels=deps.settings.exported_labels,
+    )  # fmt: skip
+    check_columns(bar)
+    return bar
+
+
+def _checked(params: NodeListParams, deps: Deps, principal: Principal) -> Bar:
+    require_all_teams(principal)
+    bar = bar_of("/nodes", params, deps)
+    check_cost(deps.ledger, deps.settings.limits, bar.span, NODES_WIDTH, params.where_cluster)
+    return bar
+
+
+@router.get("/nodes")
+def nodes_page(request: Request, params: AskedNodes, deps: AppDeps, principal: Reader) -> Response:
+    bar = _checked(params, deps, principal)
+    if not bar.is_tidy(request):
+        return RedirectResponse(bar.tidy, 303)
+    span, now = ListSpan.of(params, deps), deps.clock.wall_ms()
+    answer = page_queries.machines(deps, span, params.where)
+    nodes = node_list.chosen(answer.value, params.choice)
+    page = paged(nodes, params.page, NODES_A_PAGE, bar.page_url)
+    outages = sorted(((node, down) for node in nodes for down in node.outages), key=lambda one: -one[1].start_ms)
+    zone = periods.zone(span.timezone)
+    return month_and_decision_pages.page(
+        request, "/nodes", "nodes.html", deps, bar=bar, titles=bar.titles, named=named, nodes=page.rows, shown=page,
+        totals=totals_of(nodes), gpus=sum(node.gpus for node in nodes),
+        as_of_ms=answer.as_of_ms, quiet={(one.cluster, one.name) for one in page.rows if one.is_silent(now)},
+        months=month_steps(bar), columns=COLUMNS, texts=node_list.SMALLEST_FIRST, span_zone=zone,
+        span_text=figure_formatting.span_of(span.start_ms, span.until(now), zone),
+        order=ListOrder(bar.url, params.sort, frozenset(COLUMNS) - node_list.SMALLEST_FIRST, params.reverse),
+        outages=outages[:MOST_OUTAGES], more_outages=max(0, len(outages) - MOST_OUTAGES),
+        api=bar.url("/v1/nodes", columns=None), **saved_views.of(request, deps, principal),
+    )  # fmt: skip
+
+
+@router.get("/nodes.csv")
+def nodes_csv(request: Request, params: AskedNodes, deps: AppDeps, principal: Reader) -> Response:
+    return _file(request, params, deps, principal, "csv")
+
+
+@router.get("/nodes.parquet")
+def nodes_parquet(request: Request, params: AskedNodes, deps: AppDeps, principal: Reader) -> Response:
+    return _file(request, params, deps, principal, "parquet")
+
+
+def _file(
+    request: Request, params: NodeListParams, deps: Deps, principal: Principal, file_format: FileFormat
+) -> Response:
+    """The nodes of the view, with exact hours."""
+    bar = _checked(params, deps, principal)
+    span = ListSpan.of(params, deps)
+    nodes = node_list.chosen(page_queries.machines(deps, span, params.where).value, params.choice)
+    parts = [
+        NodeField("cluster", "text", lambda node: node.cluster), NodeField("node", "text", lambda node: node.name),
+        NodeField("down_now", "text", lambda node: node.down),
+    ]  # fmt: skip
+    for name, column in COLUMNS.items():
+        if name in bar.shown and column.part is not None:
+            parts.append(column.part)
+    about = {
+        "start": periods.utc(span.start_ms), "end": periods.utc(span.until(deps.clock.wall_ms())),
+        "timezone": span.timezone,
+    }  # fmt: skip
+    rows = [[part.of(node) for part in parts] for node in nodes]
+    records = ListRecords([part.name for part in parts], [part.kind for part in parts], rows, about=about)
+    return list_file(request, records, file_format, file_name(file_format, "nodes", *span_names(bar.span)))

@@ -1,0 +1,219 @@
+"""The list of jobs with its bar: a view, its files, the API and the command have the same jobs, order and figures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from html import unescape
+from pathlib import Path
+from typing import Any, get_args
+from urllib.parse import quote, unquote
+
+import pyarrow.parquet as pq
+import pytest
+from fastapi.testclient import TestClient
+
+from accountant.composition import Service
+from accountant.web.job_list_page import COLUMNS
+from accountant.wire.option_types import JobOrder
+from gputally.base.clock import VirtualClock
+from tests.http.conftest import INVENTORY, MINUTE_MS, NOW_MS, bearer, client_of, settings_in, token_entry
+from tests.http.quarter_hours import NOW, held
+from tests.price_books import price_book_text
+from tests.usage_records import batch, deliver, pod_facts
+
+PAGE = {"Accept": "text/html"}
+HOUR_MS = 60 * MINUTE_MS
+
+
+def facts(space: str, node: str, name: str, **more: Any) -> Any:
+    return pod_facts(
+        f"{space}-0", NOW - 48 * HOUR_MS, namespace=space, node=node, uid=space, workload=name,
+        labels={"gputally.dev/user": f"{space}-user", "project": f"{space}-project"}, **more,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def service(tmp_path: Path, clock: VirtualClock) -> Iterator[Service]:
+    """vision trains on n1 since ten hours, nlp had a notebook on n2 for four hours that ended five hours ago, and a
+    job of vision waits."""
+    lead = token_entry("lead", "read", ", teams: [vision]")
+    chosen = settings_in(
+        tmp_path, prices=price_book_text(H100=2), inventory=INVENTORY, exported_labels=("project",),
+        tokens="tokens:\n" + token_entry("all", "admin") + lead,
+    )  # fmt: skip
+    waits = pod_facts(
+        "later", NOW - HOUR_MS, namespace="vision", uid="later", workload="Job/later", created_ms=NOW - HOUR_MS,
+        node="", labels={"project": "vision-project"}, requests={"nvidia.com/gpu": "2"},
+    )  # fmt: skip
+    began = {"created_ms": NOW - 11 * HOUR_MS, "scheduled_ms": NOW - 10 * HOUR_MS, "started_ms": NOW - 10 * HOUR_MS}
+    ended = {"created_ms": NOW - 9 * HOUR_MS, "scheduled_ms": NOW - 9 * HOUR_MS, "started_ms": NOW - 9 * HOUR_MS,
+             "ended_ms": NOW - 5 * HOUR_MS}  # fmt: skip
+    with Service(chosen, clock) as running:
+        deliver(
+            running.ledger, NOW_MS,
+            batch(held(10, 10, "GPU-1", "vision"), [facts("vision", "n1", "Job/train", **began), waits],
+                  cluster="prod", node="n1"),
+            batch([*held(9, 4, "GPU-2", "nlp"), *held(5, 5, "GPU-2")],
+                  [facts("nlp", "n2", "Notebook/explore", **ended)], cluster="prod", node="n2"),
+        )  # fmt: skip
+        yield running
+
+
+@pytest.fixture
+def client(service: Service) -> TestClient:
+    client = client_of(service)
+    client.headers.update(bearer("all"))
+    return client
+
+
+def ids(client: TestClient, query: str) -> list[str]:
+    answer = client.get(f"/v1/jobs?{query}")
+    assert answer.status_code == 200, answer.text
+    return [job["id"] for job in answer.json()["jobs"]]
+
+
+def listed(client: TestClient, query: str) -> list[str]:
+    """The jobs of the page, in their order."""
+    answer = client.get(f"/jobs?{query}", headers=PAGE)
+    assert answer.status_code == 200, answer.text
+    return [unquote(job) for job in re.findall(r'href="/job/([^"]+)"', answer.text)]
+
+
+TRAIN, NOTEBOOK, WAITS = "prod~vision~Job~train", "prod~nlp~Notebook~explore", "prod~vision~Job~later"
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("start=12h", [NOTEBOOK, WAITS, TRAIN]),
+        ("start=4h", [WAITS, TRAIN]),
+        ("start=2026-10-01&end=2026-10-20", []),
+        ("start=12h&where.node=n2", [NOTEBOOK]),
+        ("start=12h&where.node=n1&where.node=n2", [NOTEBOOK, TRAIN]),
+        ("start=12h&where.user=vision-user", [TRAIN]),
+        ("start=12h&where.label:project=vision-project", [WAITS, TRAIN]),
+        ("start=12h&where.label:project=nlp-project", [NOTEBOOK]),
+        ("start=12h&where.team=vision&where.gpu=GPU-2", []),
+        ("start=12h&search=train&sort=name", [TRAIN]),
+        ("start=12h&state=waiting", [WAITS]),
+        ("start=12h&kind=notebook", [NOTEBOOK]),
+    ],
+)  # fmt: skip
+def test_the_page_the_files_and_the_api_have_the_jobs_of_a_view(
+    client: TestClient, query: str, found: list[str]
+) -> None:
+    query += "" if "sort" in query else "&sort=name"
+    assert ids(client, query) == listed(client, query) == found
+    rows = list(csv.DictReader(io.StringIO(client.get(f"/jobs.csv?{query}").text)))
+    table = pq.read_table(io.BytesIO(client.get(f"/jobs.parquet?{query}").content))
+    assert [row["id"] for row in rows] == table["id"].to_pylist() == found
+    assert [Decimal(row["allocated_gpu_hours"]) for row in rows] == table["allocated_gpu_hours"].to_pylist()
+
+
+def test_a_part_of_a_job_that_a_filter_excludes_does_not_count_and_its_state_is_that_of_the_job(
+    client: TestClient,
+) -> None:
+    (train,) = client.get("/v1/jobs?start=12h&where.gpu=GPU-1").json()["jobs"]
+    assert (train["id"], train["state"]) == (TRAIN, "running")
+    hours = client.get("/v1/usage?start=12h&by=hour&where.job=Job/train").json()["lines"]
+    name = hours[0]["key"]["hour"]
+    (part,) = [one for one in client.get(f"/v1/jobs?start=12h&where.hour={quote(name)}").json()["jobs"]
+               if one["id"] == TRAIN]  # fmt: skip
+    assert part["state"] == "running", "it runs now, though not in that hour"
+    assert part["accounts_gpu_us"]["busy"] + part["accounts_gpu_us"]["allocated_idle"] == HOUR_MS * 1000
+
+
+def test_the_list_is_sorted_by_every_column_both_ways(client: TestClient) -> None:
+    for order in get_args(JobOrder):
+        query = f"start=12h&sort={order}"
+        one, other = ids(client, query), ids(client, f"{query}&reverse=true")
+        assert sorted(one) == sorted(other) == sorted([NOTEBOOK, WAITS, TRAIN])
+        columns = f"&columns={order}" if order in COLUMNS else ""
+        assert listed(client, query + columns) == one
+        assert listed(client, f"{query}&reverse=true{columns}") == other
+        page = client.get(f"/jobs?{query}{columns}", headers=PAGE).text
+        assert page.count("aria-sort=") == 1
+        following = re.search(r'aria-sort="[a-z]+"><a href="[^"?]*[?]([^"]+)"', page)
+        assert following is not None
+        assert listed(client, unescape(following[1])) == other
+
+
+def test_what_is_unknown_is_last_whichever_way_the_list_is_sorted(client: TestClient) -> None:
+    for more in ("", "&reverse=true"):
+        assert ids(client, f"start=12h&sort=utilisation{more}")[-1] == WAITS
+        assert ids(client, f"start=12h&sort=ended{more}")[0] == NOTEBOOK
+
+
+def test_a_view_has_the_columns_that_are_chosen_on_the_page_and_in_its_files(client: TestClient) -> None:
+    query = "start=12h&columns=queue,cost,ended"
+    page = client.get(f"/jobs?{query}", headers=PAGE).text
+    heads = re.findall(r"<th[^>]*><a href=\"/jobs[^\"]*\">([^<]*)", page)
+    assert [head.rstrip(" ↓↑") for head in heads] == ["Job", "Queue", "Cost", "Ended"]
+    rows = list(csv.DictReader(io.StringIO(client.get(f"/jobs.csv?{query}").text)))
+    names = ["id", "cluster", "namespace", "job", "queues", "cost", "unpriced_gpu_hours", "ended", "currency"]
+    assert list(rows[0]) == names
+    table = pq.read_table(io.BytesIO(client.get(f"/jobs.parquet?{query}").content))
+    assert table.column_names == names
+    (ended,) = [row for row in table.to_pylist() if row["id"] == NOTEBOOK]
+    assert round(ended["ended"].timestamp() * 1000) == NOW - 5 * HOUR_MS
+    assert (ended["cost"], ended["currency"]) == (8, "EUR")
+    every = ",".join(COLUMNS)
+    assert client.get(f"/jobs?start=12h&columns={every}", headers=PAGE).status_code == 200
+    assert client.get(f"/jobs.csv?start=12h&columns={every}").status_code == 200
+    assert client.get(f"/jobs.parquet?start=12h&columns={every}").status_code == 200
+
+
+def test_the_form_leads_to_the_address_of_the_view(client: TestClient) -> None:
+    sent = client.get(
+        "/jobs?start=12h&end=&timezone=&state=&kind=notebook&search=&add=node&value=n2&columns=team&columns=cost",
+        headers=PAGE, follow_redirects=False,
+    )  # fmt: skip
+    assert sent.status_code == 303
+    assert sent.headers["location"] == "/jobs?start=12h&where.node=n2&kind=notebook&columns=team,cost"
+    assert listed(client, sent.headers["location"].partition("?")[2]) == [NOTEBOOK]
+
+
+def test_a_team_sees_its_own_jobs_alone(service: Service) -> None:
+    client = client_of(service)
+    client.headers.update(bearer("lead"))
+    assert listed(client, "start=12h&sort=name") == ids(client, "start=12h") == [WAITS, TRAIN]
+    assert "explore" not in client.get("/jobs.csv?start=12h").text
+    assert ids(client, "start=12h&where.node=n2") == listed(client, "start=12h&where.node=n2") == []
+    for path in ("/jobs", "/jobs.csv", "/jobs.parquet", "/v1/jobs"):
+        assert client.get(f"{path}?start=12h&where.team=nlp").status_code == 403
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "columns=x", "sort=x", "sort=-cost", "state=x", "kind=pet", "where.x=1", "where.label:other=1", "page=0",
+        "start=2026-11-02&end=2026-11-01", "start=nonsense", "timezone=Mars/Base", "days=7", "month=2026-11",
+        "by=team", "compare=true", "search=" + "x" * 254, "start=9999d", "columns=" + "cost," * 41,
+    ],
+)  # fmt: skip
+def test_a_view_that_there_is_not_is_refused(client: TestClient, query: str) -> None:
+    for path in ("/jobs", "/jobs.csv", "/jobs.parquet"):
+        assert client.get(f"{path}?{query}").status_code in (422, 501), path
+
+
+def test_a_view_that_is_too_large_is_refused(tmp_path: Path, clock: VirtualClock) -> None:
+    with Service(settings_in(tmp_path, limits={"question_gpu_hours": 10}), clock) as running:
+        deliver(running.ledger, NOW_MS, batch(held(10, 10, "GPU-1", "vision"), cluster="prod", node="n1"))
+        client = client_of(running)
+        for path in ("/jobs", "/jobs.csv", "/jobs.parquet", "/v1/jobs"):
+            assert client.get(f"{path}?start=9h").status_code == 422, path
+            assert client.get(f"{path}?start=1h").status_code == 200, path
+
+
+def test_a_view_is_saved_by_its_name(tmp_path: Path, clock: VirtualClock) -> None:
+    address = "/jobs?start=7d&where.team=vision&sort=idle"
+    with Service(settings_in(tmp_path), clock) as running:
+        client = client_of(running)
+        form = {"name": "idle ones", "address": address}
+        assert client.post("/views", data=form, follow_redirects=False).headers["location"] == address
+        assert address in unescape(client.get("/jobs", headers=PAGE).text)
+        assert client.post("/views", data=form | {"address": "/month"}).status_code == 422

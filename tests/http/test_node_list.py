@@ -1,0 +1,151 @@
+"""The list of nodes with its bar: a view, its files and the API have the same nodes, order and figures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from html import unescape
+from pathlib import Path
+from typing import get_args
+
+import pyarrow.parquet as pq
+import pytest
+from fastapi.testclient import TestClient
+
+from accountant.composition import Service
+from accountant.ledger.protocols import Facts, NodeFacts
+from accountant.web.node_list_page import COLUMNS
+from accountant.wire.option_types import NodeOrder
+from gputally.base.clock import VirtualClock
+from gputally.base.units import US_PER_HOUR
+from tests.fakes.memory_ledger import NOW_MS
+from tests.http.conftest import INVENTORY, bearer, client_of, settings_in, token_entry
+from tests.http.quarter_hours import held
+from tests.usage_records import batch, deliver
+
+PAGE = {"Accept": "text/html"}
+
+
+@pytest.fixture
+def client(tmp_path: Path, clock: VirtualClock) -> Iterator[TestClient]:
+    """n1 has two GPUs, of which vision holds one for ten hours; nlp held that of n2, which is silent since five hours,
+    for four; n3 is in the inventory alone."""
+    lead = token_entry("lead", "read", ", teams: [vision]")
+    chosen = settings_in(tmp_path, inventory=INVENTORY, tokens="tokens:\n" + token_entry("all", "admin") + lead)
+    with Service(chosen, clock) as running:
+        deliver(
+            running.ledger, NOW_MS,
+            batch([*held(10, 10, "GPU-1", "vision"), *held(10, 10, "GPU-3")], cluster="prod", node="n1"),
+            batch(held(9, 4, "GPU-2", "nlp"), cluster="prod", node="n2"),
+        )  # fmt: skip
+        facts = (NodeFacts("prod", "n3", pool="spare"), NodeFacts("prod", "n1", pool="main"))
+        running.ledger.observe(Facts(nodes=facts), NOW_MS)
+        client = client_of(running)
+        client.headers.update(bearer("all"))
+        yield client
+
+
+def nodes(client: TestClient, query: str) -> list[str]:
+    answer = client.get(f"/v1/nodes?{query}")
+    assert answer.status_code == 200, answer.text
+    return [line["node"] for line in answer.json()["lines"]]
+
+
+def listed(client: TestClient, query: str) -> list[str]:
+    """The nodes of the page, in their order."""
+    answer = client.get(f"/nodes?{query}", headers=PAGE)
+    assert answer.status_code == 200, answer.text
+    return re.findall(r'href="/node/prod/([^"]+)"', answer.text.partition("Nodes that were down")[0])
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("start=12h", ["n1", "n2", "n3"]),
+        ("start=12h&where.team=vision", ["n1"]),
+        ("start=12h&where.gpu=GPU-2", ["n2"]),
+        ("start=12h&where.pool=spare", ["n3"]),
+        ("start=12h&search=N2", ["n2"]),
+        ("start=12h&sort=held&reverse=true", ["n3", "n2", "n1"]),
+    ],
+)
+def test_the_page_the_files_and_the_api_have_the_nodes_of_a_view(
+    client: TestClient, query: str, found: list[str]
+) -> None:
+    assert nodes(client, query) == listed(client, query) == found
+    rows = list(csv.DictReader(io.StringIO(client.get(f"/nodes.csv?{query}").text)))
+    table = pq.read_table(io.BytesIO(client.get(f"/nodes.parquet?{query}").content))
+    assert [row["node"] for row in rows] == table["node"].to_pylist() == found
+    lines = client.get(f"/v1/nodes?{query}").json()["lines"]
+    account = ("busy", "allocated_idle", "allocated_unknown")
+    hours = [Decimal(sum(line["accounts_gpu_us"][name] for name in account)) / US_PER_HOUR for line in lines]
+    assert [Decimal(row["allocated_gpu_hours"]) for row in rows] == table["allocated_gpu_hours"].to_pylist() == hours
+
+
+def test_a_filter_counts_the_time_that_it_selects_alone(client: TestClient) -> None:
+    (line,) = client.get("/v1/nodes?start=12h&where.team=vision").json()["lines"]
+    assert sum(line["accounts_gpu_us"].values()) == 10 * US_PER_HOUR
+    whole = {line["node"]: line for line in client.get("/v1/nodes?start=12h").json()["lines"]}
+    assert whole["n1"]["accounts_gpu_us"]["unallocated"] == 10 * US_PER_HOUR
+    assert [whole[node]["silent"] for node in ("n1", "n2", "n3")] == [False, True, False]
+    assert (whole["n3"]["newest_ms"], whole["n3"]["gpus"], whole["n3"]["pool"]) == (None, 0, "spare")
+    total = client.get("/v1/usage?start=12h&by=cluster").json()["lines"][0]["accounts_gpu_us"]
+    assert total == {name: sum(line["accounts_gpu_us"][name] for line in whole.values()) for name in total}
+
+
+def test_the_list_is_sorted_by_every_column_both_ways(client: TestClient) -> None:
+    for order in get_args(NodeOrder):
+        query = f"start=12h&sort={order}"
+        one, other = nodes(client, query), nodes(client, f"{query}&reverse=true")
+        assert sorted(one) == ["n1", "n2", "n3"]
+        assert other == one[::-1]
+        columns = f"&columns={order}" if order in COLUMNS else ""
+        assert listed(client, query + columns) == one
+        page = client.get(f"/nodes?{query}{columns}", headers=PAGE).text
+        assert page.count("aria-sort=") == 1
+        following = re.search(r'aria-sort="[a-z]+"><a href="[^"?]*[?]([^"]+)"', page)
+        assert following is not None
+        assert listed(client, unescape(following[1])) == other
+
+
+def test_a_view_has_the_columns_that_are_chosen_on_the_page_and_in_its_files(client: TestClient) -> None:
+    query = "start=12h&columns=gpus,silent,capacity"
+    page = client.get(f"/nodes?{query}", headers=PAGE).text
+    heads = re.findall(r"<th[^>]*><a href=\"/nodes[^\"]*\">([^<]*)", page)
+    assert [head.rstrip(" ↓↑") for head in heads] == ["Node", "GPUs", "Newest record", "Capacity"]
+    table = pq.read_table(io.BytesIO(client.get(f"/nodes.parquet?{query}").content))
+    assert table.column_names == ["cluster", "node", "down_now", "gpus", "newest_record", "total_gpu_hours"]
+    every = ",".join(COLUMNS)
+    for path in ("/nodes", "/nodes.csv", "/nodes.parquet"):
+        assert client.get(f"{path}?columns={every}", headers=PAGE).status_code == 200
+
+
+def test_the_pages_of_an_answer_are_the_list(client: TestClient) -> None:
+    shown, page = [], None
+    while not shown or page:
+        answer = client.get("/v1/nodes", params={"start": "12h", "limit": 1, **({"page": page} if page else {})}).json()
+        assert answer["count"] == 3
+        shown += [line["node"] for line in answer["lines"]]
+        page = answer["next_page"]
+    assert shown == ["n1", "n2", "n3"]
+
+
+def test_the_form_leads_to_the_address_of_the_view(client: TestClient) -> None:
+    sent = client.get(
+        "/nodes?start=12h&end=&timezone=&search=&add=team&value=nlp&columns=pool", headers=PAGE, follow_redirects=False
+    )
+    assert (sent.status_code, sent.headers["location"]) == (303, "/nodes?start=12h&where.team=nlp&columns=pool")
+
+
+@pytest.mark.parametrize("query", ["columns=x", "sort=x", "days=7", "where.x=1", "start=nonsense", "by=team", "page=0"])
+def test_a_view_that_there_is_not_is_refused(client: TestClient, query: str) -> None:
+    for path in ("/nodes", "/nodes.csv", "/nodes.parquet"):
+        assert client.get(f"{path}?{query}").status_code == 422, path
+
+
+def test_who_sees_some_teams_alone_does_not_see_nodes(client: TestClient) -> None:
+    for path in ("/nodes", "/nodes.csv", "/nodes.parquet", "/v1/nodes"):
+        assert client.get(path, headers=bearer("lead")).status_code == 403, path
