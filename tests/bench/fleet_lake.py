@@ -52,7 +52,8 @@ TEAM: Final = "team-000"
 TOP: Final = 100
 RUNS: Final = 3
 PAGES: Final = (
-    "/fleet", "/fleet/jobs", "/fleet/jobs?page=2", "/fleet/nodes?start=1d", "/fleet/nodes?start=7d", "/fleet/nodes?start=31d",
+    "/fleet", "/fleet/jobs", "/fleet/jobs?page=2", "/fleet/nodes?start=1d", "/fleet/nodes?start=7d",
+    "/fleet/nodes?start=31d",
 )  # fmt: skip
 DAYS: Final = 30
 _COMPLETE: Final = "complete"
