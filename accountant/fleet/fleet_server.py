@@ -31,6 +31,7 @@ from accountant.api import problems
 from accountant.api.access_control import CallersFile, admit, require_all_teams
 from accountant.api.dependencies import ClusterPicker, Deps, RequestTurns, ServedLedger
 from accountant.api.middleware import AccessMiddleware
+from accountant.api.node_routes import NodesParams
 from accountant.api.problems import Refusal, answer
 from accountant.assistant import route as assistant_route
 from accountant.bookkeeping.bookkeeper import Bookkeeper
@@ -47,6 +48,7 @@ from accountant.runtime.job_and_task_metrics import AccountantMetrics, FunctionC
 from accountant.storage.ended_session_files import SessionFiles
 from accountant.storage.folder_or_object_store import open_store
 from accountant.web import month_and_decision_pages, page_queries
+from accountant.web.list_bar import RECENT
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, set_on_signals
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError, CannotStart
@@ -217,7 +219,8 @@ class FleetService:
         try:
             month = fleet_routes.shown_month(self._state, None)
             page_queries.jobs_of(deps, page_queries.ListSpan.of_month(month, deps), {})
-            page_queries.machines(deps, page_queries.recent_nodes(deps))
+            for start in RECENT:
+                page_queries.machines(deps, page_queries.ListSpan.of(NodesParams(start=start), deps))
         except Exception as error:  # noqa: BLE001 - one ledger must not stop the others
             self._log.info("pages_not_prepared", reason=str(error))
 

@@ -36,7 +36,8 @@ DIMENSION_TITLES: Final[Mapping[Dimension, str]] = {
 }  # fmt: skip
 _LEVELS: Final = 3
 """Groupings that the form offers."""
-_RECENT: Final = (("24h", "24 h"), ("7d", "7 days"), ("30d", "30 days"))
+RECENT: Final = {"24h": "24 h", "7d": "7 days", "30d": "30 days"}
+"""The spans up to now that a list offers: where they start, and their names."""
 
 
 def title(dimension: Dimension) -> str:
@@ -201,7 +202,7 @@ class Bar:
         month = Month.of(self.now_ms - 1, zone)
         at = (self.params.start, self.params.end)
         edges: list[tuple[str, str, tuple[str | None, str | None]]] = [
-            *((text, title, (text, None)) for text, title in _RECENT),
+            *((text, title, (text, None)) for text, title in RECENT.items()),
             (str(month.previous), "last month", (f"{month.previous}-01", f"{month}-01")),
             (str(month), "this month", (f"{month}-01", None)),
         ]

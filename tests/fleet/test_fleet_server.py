@@ -82,7 +82,7 @@ class Counted:
         return self._engine.query(*asked)
 
 
-@pytest.mark.parametrize("page", ["/fleet/jobs", "/fleet/jobs?page=2", "/fleet/nodes", "/fleet/nodes?start=31d"])
+@pytest.mark.parametrize("page", ["/fleet/jobs", "/fleet/jobs?page=2", "/fleet/nodes", "/fleet/nodes?start=30d"])
 def test_lists_of_jobs_and_nodes_are_there_before_they_are_asked_for(two: TwoLedgers, page: str) -> None:
     engine = Counted(two.engine)
     service = FleetService(Settings(auth="off"), Fleet(cast(Any, engine)), VirtualClock(SPAN[1] + 60_000))
