@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from types import UnionType
 from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -69,12 +69,15 @@ def plugins(seam: str, kind: type[T]) -> tuple[Plugin[T], ...]:
 
 @cache
 def _listed(seam: str, kind: Any) -> tuple[Plugin[Any], ...]:
-    found = sorted(entry_points(group=seam), key=lambda point: (_package(point) != OURS, _package(point), point.name))
+    named_and_versioned = cache(_named_and_versioned)
+    found = sorted(
+        ((*named_and_versioned(point.dist), point) for point in entry_points(group=seam)),
+        key=lambda one: (one[0] != OURS, one[0], one[2].name),
+    )
     taken: dict[str, str] = {}
     claimed: dict[str, str] = {}
     listed = []
-    for point in found:
-        package = _package(point)
+    for package, version, point in found:
         if point.name in taken:
             owner, manifest, fault = taken[point.name], None, ""
             if owner == package:  # the same distribution, found twice on the path
@@ -88,7 +91,7 @@ def _listed(seam: str, kind: Any) -> tuple[Plugin[Any], ...]:
                 manifest, fault = None, f"{claim} belongs to {claimed[claim]}"
             else:
                 claimed |= dict.fromkeys(claims, point.name)
-        listed.append(Plugin(point.name, package, point.dist.version if point.dist else "", manifest, fault))
+        listed.append(Plugin(point.name, package, version, manifest, fault))
     return tuple(listed)
 
 
@@ -109,8 +112,9 @@ def named(seam: str, kind: type[T], name: str) -> T:
     raise NoPlugin(f"no plug-in is called {shown(name)}{nearest(name, usable(seam, kind))}")
 
 
-def _package(point: EntryPoint) -> str:
-    return point.dist.name if point.dist is not None else ""
+def _named_and_versioned(package: Distribution | None) -> tuple[str, str]:
+    """The name and version of a package, for which its metadata is parsed each time."""
+    return (package.name, package.version) if package is not None else ("", "")
 
 
 def _loaded(point: EntryPoint, kind: type[T], *, guarded: bool) -> tuple[T | None, str]:
