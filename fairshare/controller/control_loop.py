@@ -38,7 +38,7 @@ from fairshare.core.scheduler_queue_objects import has_ref, join_texts
 from fairshare.laws.feedback_law import Memory
 from fairshare.laws.weight_calculation import WeightInputs, WeightResult, calculate_weights
 from fairshare.preemption import preemption_cycle
-from fairshare.preemption.claims_and_placement import free_by_node
+from fairshare.preemption.claims_and_placement import free_by_node, gpus_by_node
 from fairshare.preemption.preemption_controller import Calls, Preemptions, no_calls
 from fairshare.preemption.preemption_cycle import mode_of
 from fairshare.preemption.unfinished_preemptions import NOT_RESUMED, FinishedPreemptions, PreemptionFinisher
@@ -66,7 +66,7 @@ from gputally.base.errors import AccountantUnavailable, ClusterError, NotFound
 from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.leader_election import Term
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
-from gputally.kubernetes.objects import CONFIG_MAP, NODE, Cluster, Event, Object, Objects, gpus_of_nodes, node_up
+from gputally.kubernetes.objects import CONFIG_MAP, NODE, Cluster, Event, Object, Objects, node_up
 
 ALONE: Final = Term("", 1)
 """The term of a controller without other replicas."""
@@ -266,6 +266,7 @@ class Controller:
             targets.append(target)
         policy_conditions = () if self._policy_refused is None else (self._policy_refused,)
         pods_conditions = self._pods_left_out()
+        gpus = gpus_by_node(placing)
         report = CycleReport(
             at_ms=now_ms,
             duration_ms=0,
@@ -281,9 +282,9 @@ class Controller:
             ),
             targets=tuple(targets),
             decisions=tuple(decisions),
-            gpus_by_node={node["metadata"]["name"]: gpus_of_nodes([node]) for node in placing},
+            gpus_by_node=gpus,
             leading=term is not None,
-            free_by_node=free_by_node(placing, self._counted_pods(nodes.parts)),
+            free_by_node=free_by_node(gpus, self._counted_pods(nodes.parts)),
             model_by_node=ModelMap.of(self._policy, placing, {}).of_node if self._policy.gpu_models else {},
             parts=nodes.parts,
         )

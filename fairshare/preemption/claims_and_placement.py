@@ -338,7 +338,7 @@ def preemption_inputs(
         target,
         known_gangs,
         _accounts(policy, known_gangs, entitlements),
-        free_by_node(nodes, pods),
+        free_by_node(gpus_by_node(nodes), pods),
         usable,
         still_limiting(past, now_ms, policy.preemption.cool_down),
         tuple(calls),
@@ -420,19 +420,21 @@ def _accounts(policy: Policy, gangs: Sequence[Gang], entitlements: Sequence[Enti
     }
 
 
-def free_by_node(nodes: Sequence[Object], pods: Sequence[Pod]) -> Mapping[str, float]:
+def gpus_by_node(nodes: Iterable[Object]) -> Mapping[str, float]:
+    """Return the GPUs of each node, in the order of the names; 0 for a node that is down."""
+    listed = {str(node["metadata"]["name"]): gpus_of_nodes([node]) for node in nodes}
+    return dict(sorted(listed.items()))
+
+
+def free_by_node(listed: Mapping[str, float], pods: Iterable[Pod]) -> Mapping[str, float]:
     """Return by node the GPUs that no pod holds. A pod that is being deleted holds none.
 
-    pods: the pods of the whole cluster."""
+    listed: the GPUs of each node. pods: the pods of the whole cluster."""
     pods_by_node: dict[str, list[Pod]] = {}
     for pod in pods:
         if pod.held:
             pods_by_node.setdefault(pod.node, []).append(pod)
-    return {
-        name: gpus_of_nodes([node]) - gpus_taken(pods_by_node.get(name, ()))
-        for node in sorted(nodes, key=lambda node: str(node["metadata"]["name"]))
-        for name in (node["metadata"]["name"],)
-    }
+    return {name: gpus - gpus_taken(pods_by_node.get(name, ())) for name, gpus in listed.items()}
 
 
 class FreeGpus:

@@ -21,7 +21,7 @@ from fairshare.core.gpu_demand import (
     standings_of,
 )
 from fairshare.core.queues_and_weights import Pod
-from fairshare.preemption.claims_and_placement import free_by_node
+from fairshare.preemption.claims_and_placement import free_by_node, gpus_by_node
 from fairshare.schedulers.kai.adapter import KaiAdapter
 from fairshare.schedulers.kai.plugin import SCHEDULER
 from gputally.base.clock import VirtualClock
@@ -321,4 +321,4 @@ def test_a_reservation_and_those_who_share_it_take_up_one_gpu() -> None:
         ([keeper, *sharers, sharers[0], whole], 2.5),
     ):
         read = [found for pod in pods if (found := read_pod(pod)) is not None]
-        assert free_by_node([node_object("n1")], read) == {"n1": free}
+        assert free_by_node(gpus_by_node([node_object("n1")]), read) == {"n1": free}

@@ -15,7 +15,7 @@ from fairshare.controller.pod_index import PodIndex
 from fairshare.core.gpu_demand import gpus_taken, read_pod, sized, with_pods
 from fairshare.core.published_devices import SLICES, with_published
 from fairshare.core.queues_and_weights import Gang, Pod
-from fairshare.preemption.claims_and_placement import free_by_node
+from fairshare.preemption.claims_and_placement import free_by_node, gpus_by_node
 from fairshare.schedulers.kai.adapter import KaiAdapter
 from fairshare.schedulers.kai.kinds import POD_GROUP
 from fairshare.schedulers.kai.kinds import QUEUE as KAI_QUEUE
@@ -91,7 +91,7 @@ def test_an_instance_is_the_part_of_the_gpu_of_its_node_in_demand_and_capacity(
     placed = sized(pod("p", profile, name), MigParts.of(BOTH))
     (of_node,) = [each for each in BOTH if each["metadata"]["name"] == name]
     assert placed.gpus == gpus({f"nvidia.com/mig-{profile}": 1}, slices_of_node(of_node)) == pytest.approx(part)
-    free = free_by_node([of_node], [placed])
+    free = free_by_node(gpus_by_node([of_node]), [placed])
     assert free[name] == pytest.approx(gpus_of_node(of_node) - part)
 
 
