@@ -34,7 +34,6 @@ from accountant.core.periods import utc
 from accountant.history_import.import_run import is_import
 from accountant.inventory.pod_facts import is_job_number
 from accountant.storage.duckdb_engine import Cursor
-from accountant.storage.write import record_columns
 from accountant.storage.write.name_ids import PodKey
 from accountant.storage.write.record_columns import GpuName, Rejection, Stream
 from accountant.storage.write.sender_quotas import QuotaClaims, sender_of
@@ -282,13 +281,16 @@ class PodNodes:
             return
         self.named |= dict.fromkeys(missing)
         self.bound |= dict.fromkeys(missing, "")
+        uids = [uid for _, uid in missing]
+        nodes = "SELECT cluster, uid, node, by_row FROM pod_node WHERE uid IN (SELECT unnest(?))"
+        seen = "SELECT cluster, uid, content ->> '$.node' FROM pod_seen WHERE uid IN (SELECT unnest(?))"
         with self._cursor() as cursor:
-            rows = cursor.rows("pod_nodes", incoming=record_columns.column_table(record_columns.POD_KEY, missing))
-        for cluster, uid, node, by_row, bound in rows:
+            named, bound = cursor.plainly(nodes, [uids]), cursor.plainly(seen, [uids])
+        wanted = set(missing)
+        self.bound |= {(cluster, uid): node for cluster, uid, node in bound if node and (cluster, uid) in wanted}
+        for cluster, uid, node, by_row in named:
             key = (cluster, uid)
-            self.bound[key] = bound
-            known = self.named[key]
-            if node is not None and (known is None or by_row):
+            if key in wanted and (self.named[key] is None or by_row):
                 self.named[key] = PodNode(node, by_row)
 
     def observe(self, facts: Iterable[tuple[str, PodFacts]]) -> None:

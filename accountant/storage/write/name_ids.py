@@ -170,8 +170,8 @@ class PodQueues(_WriterCache[PodKey, str]):
         ]
         if not changed:
             return False
-        held = "SELECT 1 FROM holder h JOIN incoming i ON h.cluster = i.cluster AND h.uid = i.uid LIMIT 1"
-        return bool(cursor.run(held, incoming=record_columns.column_table(record_columns.POD_KEY, changed)))
+        held = "SELECT cluster, uid FROM holder WHERE uid IN (SELECT unnest(?))"
+        return not set(changed).isdisjoint(cursor.plainly(held, [[uid for _, uid in changed]]))
 
     def learn(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> None:
         """Update the cache with facts that this transaction has written, given as (cluster, facts)."""
