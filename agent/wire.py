@@ -134,8 +134,7 @@ class PodFacts(msgspec.Struct, frozen=True, kw_only=True):
     `observed_ms` count.
 
     workload: `Kind/name` of the outermost owner; "" if none is known.
-    queue_ref: `kai:NAME`, `kueue:NAMESPACE/NAME`, `volcano:NAME`, `slurm:ACCOUNT` or `policy:NAME`; "" if none is
-        known.
+    queue_ref: the queue, `SCHEDULER:NAME` as in the `refs` of a policy, or `policy:NAME`; "" if none is known.
     requests: quantity of each resource, as written in the pod."""
 
     seq: int

@@ -5,9 +5,9 @@ An attempt is a time without a break in which at least one pod of the job held a
 GPUs, so it does not matter which scheduler stopped a pod. Who stopped it and why is known only from what is recorded:
 the controller's decisions and the down times of nodes.
 
-Decisions name gangs, whose names are `<job>` or `<job>-<suffix>`. KAI adds the prefix `pg-`, and Kueue the kind of the
-job. A record about a victim lists its pods, which identify the job exactly. A record about a workload that claims GPUs
-has no pods yet. It is assigned to the job with the longest matching name."""
+Decisions name gangs, whose names are `<job>` or `<job>-<suffix>`. A scheduler may add the prefix `pg-` or the kind
+of the job. A record about a victim lists its pods, which identify the job exactly. A record about a workload that
+claims GPUs has no pods yet. It is assigned to the job with the longest matching name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Implements the APIs of other programs (OpenCost, KAI) on the ledger.
+"""Implements the APIs of other programs on the ledger.
 
 Each API has a separate port and is off by default. Its clients send no credentials, so a NetworkPolicy must decide
 which clients reach the port."""

@@ -143,7 +143,7 @@ BATCH = frozenset(
         "Workflow", "XGBoostJob",
     }
 )  # fmt: skip
-"""Batch kinds of Kubernetes, Kubeflow, Ray, Spark, Argo, Tekton, Run:ai, and Slurm."""
+"""Kinds of jobs that end by themselves."""
 MIN_SPOT_GPU_HOURS = 8
 """Jobs with fewer GPU-hours are not candidates."""
 SPOT = "spot"

@@ -7,7 +7,7 @@
         labels: {team: vision}
         owners: [{kind: Job, name: train, uid: 7c1d}]
         workload: Job/train                           # default: the last owner
-        queue_ref: kai:vision
+        queue_ref: policy:vision
         priority: 100
         requests: {nvidia.com/gpu: "1"}
         created: 2026-10-01T08:00:00Z                 # also scheduled, started, ended; all optional

@@ -8,7 +8,7 @@ gpus:
   - {model: A100, uuid: GPU-a, mig: [3g.40gb, 2g.20gb, 1g.10gb]}
 events:                    # each has `at_ms` (UTC) or `after_ms`, and exactly one of:
   - {after_ms: 0,     place: {gpu: 0, namespace: vision, pod: train-0, utilisation_ppm: 900000,
-                              memory_mib: 60000, queue_ref: "kai:vision", labels: {app: train}}}
+                              memory_mib: 60000, queue_ref: "policy:vision", labels: {app: train}}}
   - {after_ms: 0,     place: {gpu: 1, mig: 2, namespace: nlp, pod: notebook, utilisation_ppm: 20000}}
   - {after_ms: 5000,  utilisation: {pod: train-0, ppm: 400000}}
   - {after_ms: 9000,  remove: train-0}

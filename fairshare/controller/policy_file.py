@@ -227,7 +227,8 @@ def _queue_advice(queue: QueuePolicy, children: Sequence[QueuePolicy]) -> Iterat
     for number, ref in enumerate(queue.refs):
         scheduler, _, name = ref.partition(":")
         if not name or (scheduler != ACCOUNTS and not any(scheduler in each.prefixes for each in adapters())):
-            yield ("refs", number), f"{ref!r} names no known scheduler (write for example kai:{queue.name})"
+            example = next((f" (write for example {each.prefixes[0]}:{queue.name})" for each in adapters()), "")
+            yield ("refs", number), f"{ref!r} names no known scheduler{example}"
 
 
 def show(document: Document, warnings: tuple[Advice, ...]) -> list[str]:

@@ -15,7 +15,7 @@ from gputally.kubernetes.objects import GPU, Kind
 UNLIMITED: Final = -1.0
 
 Function = Literal["setResourceShare", "divideOverQuotaResource", "hierarchy"]
-"""The part of KAI's division that a problem uses: one sibling set in both phases, only the over-quota phase (on top of
+"""The part of a division that a problem uses: one sibling set in both phases, only the over-quota phase (on top of
 `QueueClaim.initial`), or a tree of sibling sets."""
 
 
@@ -143,7 +143,7 @@ class Pod:
     gang: the pod's gang, as "kind/namespace/name"; "" for a single pod.
     subgroup: the name of its part of the gang.
     rank: its scheduler places the members of a gang by this first, then by age.
-    ref: its queue as a policy refers to it (`kai:vision`), "" if the pod names none.
+    ref: its queue as a policy refers to it, "" if the pod names none.
     scheduler: the name of its scheduler, "" if that scheduler's queues are unknown.
     node: "" until the pod is bound.
     owner: its controller, as "kind/namespace/name"; "" for a bare pod.

@@ -38,7 +38,7 @@ class QueueMatch:
 
 
 def owners(policy: Policy, *prefixes: str) -> dict[str, QueuePolicy]:
-    """Return the queues by reference (such as `kai:vision`), for references that begin with one of `prefixes`."""
+    """Return the queues by reference, for references that begin with one of `prefixes`."""
     begins = tuple(f"{prefix}:" for prefix in prefixes)
     return {ref: queue for queue in policy.queues for ref in queue.refs if ref.startswith(begins)}
 
@@ -55,7 +55,7 @@ def match(
 
     owner: the queues of the policy, by reference.
     ref: returns an object's reference as policies write it (`lanes:NAME`).
-    kind: scheduler and kind in messages, such as `KAI queue`."""
+    kind: scheduler and kind in messages, such as `Lanes lane`."""
     objects_by_queue: dict[str, list[Object]] = {}
     strangers = []
     for obj in objects:

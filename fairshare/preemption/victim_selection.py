@@ -1,7 +1,7 @@
 """Chooses the victims for each claim, with a reason for each victim and each spared workload.
 
-If a claim does not fit on the free GPUs, parts of running workloads are taken as KAI's rules allow. Three conditions
-are stricter than KAI's rules. The victim's queue, and every queue above it that is not also above the claim's queue,
+If a claim does not fit on the free GPUs, parts of running workloads are taken as `reclaim_rules_and_limits` allows.
+Three conditions are stricter. The victim's queue, and every queue above it that is not also above the claim's queue,
 keeps at least its deserved quota. Only a claim within its queue's deserved quota takes from a workload of higher
 priority. The policy's limits apply.
 

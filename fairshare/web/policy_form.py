@@ -29,6 +29,7 @@ from fairshare.controller.policy_difference import text_of
 from fairshare.targets.installed import adapters
 from fairshare.web.form_fields import Field, FieldGroup, targets
 from gputally.base.yaml_file import FileFault, Key, Plain, parse
+from gputally.kubernetes.scheduler_plugins import own_schedulers
 from gputally.server.config_loading import faults_of
 
 Path = tuple[Key, ...]
@@ -310,6 +311,13 @@ def _lines(value: Any) -> str:
     return flow(value)
 
 
+_STOPPED = next((one.section for one in own_schedulers() if one.workloads), "SCHEDULER")
+_REFS = ", ".join(
+    f"{one.name}:NAME" if one.pods.scheduler_names is not None else f"{one.name}:NAMESPACE/NAME"
+    for one in [each for each in own_schedulers() if each.pods is not None][:2]
+    if one.pods is not None
+)
+"""Examples, of the first schedulers."""
 _MODES = (
     ("off", "off: no preemption"),
     ("dry-run", "dry-run: decided and recorded, no workload is stopped"),
@@ -350,7 +358,7 @@ PREEMPTION = FieldGroup(
         Field(("preemption", "per_team"), "Most per team", "number", "largest number of workloads stopped in an hour"),
         Field(("preemption", "per_cluster"), "Most in all", "number", "largest number of workloads stopped in an hour"),
         Field(("preemption", "lost_gpu_hours"), "Most work lost", "number", "GPU-hours of work lost in a day"),
-        Field(("preemption", "targets"), "Per target", "yaml", "kai: enforce  # the mode of one target"),
+        Field(("preemption", "targets"), "Per target", "yaml", f"{_STOPPED}: enforce  # the mode of one target"),
         Field(("preemption", "classes"), "Priority classes", "yaml", "- {name: urgent, value: 1000, preempts: true}"),
         Field(
             ("preemption", "slos"), "Latencies", "yaml",
@@ -443,7 +451,7 @@ QUEUE = (
     Field(("priority",), "Priority", "number", "higher is served first"),
     Field(("turn",), "Turns for", "choice", "", _TURNS),
     Field(("team",), "Team", "text", "the team that pays for its usage"),
-    Field(("refs",), "Refs", "list", "its queues at the schedulers: kai:NAME, kueue:NAMESPACE/NAME …"),
+    Field(("refs",), "Refs", "list", f"its queues at the schedulers: {_REFS} …"),
 )  # fmt: skip
 
 

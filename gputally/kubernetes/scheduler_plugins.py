@@ -126,8 +126,9 @@ class LevelObjects:
 
 @dataclass(frozen=True, slots=True)
 class QueueLevels:
-    """What is above the queues that pods name, for a policy that names that instead. The accountant watches these
-    objects, so the manifest's `rights` allow it. References to the leading queues begin with the scheduler's name.
+    """What is above the queues that pods name in their own namespace, for a policy that names that instead. The
+    accountant watches these objects, so the manifest's `rights` allow it. References to the leading queues begin with
+    the scheduler's name.
 
     queues: the queues that pods name, in their own namespace. What is above is the queue of the cluster that leads it.
     workloads: objects for the pods of their first owner, which name their queue, and what is above it once they are
@@ -266,6 +267,9 @@ class SchedulerPlugin:
         if isinstance(gangs, PodGangKeys) and gangs.kind not in self._kind_names:
             raise ValueError(f"the kind {gangs.kind!r} of gangs is none of the scheduler's own")
         levels: Any = self.levels
+        pods: Any = self.pods
+        if isinstance(levels, QueueLevels) and getattr(pods, "scheduler_names", ()) is not None:
+            raise ValueError("levels are of queues in the namespaces of their pods: set scheduler_names=None in pods")
         for level in levels.each if isinstance(levels, QueueLevels) else ():
             kind = getattr(level, "kind", None)
             if kind not in self._kind_names:

@@ -36,7 +36,7 @@ from gputally.doctor.scheduler_checks import own_queues
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.mig_parts import NO_NODES
 from gputally.kubernetes.objects import GPU, Kind
-from gputally.kubernetes.pod_queue_labels import queue_ref
+from gputally.kubernetes.pod_queue_labels import queue_ref, refs_of_levels
 from gputally.kubernetes.scheduler_plugins import left_out, schedulers
 from gputally.testing import schedulers as suite
 from gputally.testing.fake_accountant import Accountant
@@ -414,6 +414,37 @@ def test_gangs_of_a_kind_of_another_scheduler_are_refused(lanes: Callable[..., N
     lanes((GANGS, GANGED.replace("KIND", "Workload")))
     assert "lanes" not in schedulers()
     assert "Workload" in left_out()["lanes"]
+
+
+LEVEL = "__import__('gputally').kubernetes.scheduler_plugins.LevelObjects"
+LEVELS = f"""
+    levels=__import__('gputally').kubernetes.scheduler_plugins.QueueLevels(
+        {LEVEL}("Lane", ("spec.road",)), {LEVEL}("LaneSetup", ("status.road",), "spec.lane"),
+        {LEVEL}("LaneSetup", ("spec.net",)), {LEVEL}("KIND", ("spec.net",)), "lanes-net",
+    ),"""
+ANYWHERE = GANGS.replace('frozenset({"lanes-scheduler"})', "None")
+
+
+@pytest.mark.parametrize(
+    ("pods", "kind", "refused"),
+    [(ANYWHERE, "LaneSetup", ""), (GANGS, "LaneSetup", "scheduler_names"), (ANYWHERE, "Cohort", "Cohort")],
+)
+def test_queues_of_another_package_may_have_levels_in_its_own_kinds(
+    lanes: Callable[..., None], pods: str, kind: str, refused: str
+) -> None:
+    lanes((GANGS, pods + LEVELS.replace("KIND", kind)))
+    assert ("lanes" in schedulers()) == (not refused)
+    assert refused in left_out().get("lanes", "")
+    found = refs_of_levels("lanes:ns/fast@a1^north")
+    assert found == (
+        ("lanes:ns/fast@a1^north",) if refused else ("lanes:ns/fast", "lanes:a1", "lanes-net:north")
+    )  # fmt: skip
+
+
+def test_a_stored_policy_is_read_although_the_scheduler_of_a_section_is_not_installed() -> None:
+    stored = {"queues": [{"name": "a", "refs": ["gone:a"]}], "targets": {"gone": {"mode": "deserved", "config": "x"}}}
+    policy = Policy.model_validate(stored)
+    assert policy.model_dump(mode="json")["targets"]["gone"] == {"apply": "dry-run", **stored["targets"]["gone"]}
 
 
 def test_weights_are_given_back_although_the_plug_in_of_another_scheduler_is_broken(lanes: Callable[..., None]) -> None:

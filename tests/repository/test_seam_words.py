@@ -13,23 +13,39 @@ PROGRAMS = ("agent", "accountant", "fairshare", "gputally")
 HISTORY = "accountant/histories/prometheus/"
 _CHARGES = "the lake's table of charges has the columns of the export"
 _INVOICE = "an invoice that is read, not a report that is written"
-_REFS = "the references to queues in the ledger"
 _OWNERS = "kinds that own pods"
 _RESOURCE = "a value of the export's column ResourceType"
+_DIVISION = "the division, its order and its rules of reclaim are this scheduler's, named as their source"
+_PLAYED = "the demo plays this scheduler"
+_USAGE = "the accountant's API for this scheduler's usage queries"
 SCHEDULERS = {
     "kueue": {
-        "accountant/billing/job_attempts.py": "names of gangs in decisions",
         "agent/core/settings.py": "labels that are reported by default",
-        "agent/wire.py": _REFS,
         "fairshare/core/admission_quota_tree.py": "the rules of lending among quotas, and their source",
-        "fairshare/web/policy_form.py": "an example of a reference",
     },
-    "volcano": {
-        "agent/wire.py": _REFS,
-    },
+    "volcano": {},
     "run[:_.]?ai": {
         "accountant/compat/kai_usage_api.py": "a label of its metrics: the seam of exports",
-        "accountant/reports/savings_hints.py": _OWNERS,
+    },
+    "(?<![a-z])kai": {
+        "agent/core/settings.py": "the default of gpu_sharing, and labels that are reported by default",
+        "accountant/compat/kai_usage_api.py": _USAGE,
+        "accountant/composition.py": _USAGE,
+        "accountant/core/settings.py": _USAGE,
+        "accountant/core/window_decay.py": "the source of the formula of decay",
+        "fairshare/__main__.py": "the command `shard`",
+        "fairshare/laws/division.py": _DIVISION,
+        "fairshare/laws/feedback_law.py": _DIVISION,
+        "fairshare/laws/gang_turns.py": _DIVISION,
+        "fairshare/laws/weight_calculation.py": _DIVISION,
+        "fairshare/preemption/reclaim_rules_and_limits.py": _DIVISION,
+        "fairshare/simulator/engine_state.py": _DIVISION,
+        "fairshare/simulator/scheduler_engine.py": _DIVISION,
+        "gputally/base/quantities.py": "an annotation that the agent reads too, and its source",
+        "gputally/demo/pipeline.py": _PLAYED,
+        "gputally/demo/scenario.py": _PLAYED,
+        "gputally/demo/simulated_machines.py": _PLAYED,
+        "gputally/doctor/scheduler_checks.py": "what to do about history that is counted twice",
     },
 }
 NAMED_ELSEWHERE = SCHEDULERS | {

@@ -12,10 +12,10 @@ after failures, with jitter, so that a thousand nodes do not return at once. Mea
 `PodStore` gives the sampling thread a snapshot of the pods without waiting, also of pods that started and ended between
 two samples. Its memory is limited.
 
-`BoundPods` stores the queue, and the part of a shared GPU, that each pod declared when it was bound to this node. KAI
-reads the fraction, GPU memory and GPU group of a pod from its annotations and labels once, when it binds the pod. The
-owner of the pod can change them later, so the values that the agent first saw on this node count. A file beside the
-spool keeps them over a restart of the agent, each with a checksum."""
+`BoundPods` stores the queue, and the part of a shared GPU, that each pod declared when it was bound to this node. A
+scheduler reads the fraction, GPU memory and GPU group of a pod from its annotations and labels once, when it binds the
+pod. The owner of the pod can change them later, so the values that the agent first saw on this node count. A file
+beside the spool keeps them over a restart of the agent, each with a checksum."""
 
 from __future__ import annotations
 
