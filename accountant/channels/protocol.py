@@ -157,34 +157,50 @@ class Webhook:
         self._transport = transport
 
     def deliver(self, message: Message) -> str:
-        url = self._url()
-        trusted = http_calls.tls_context_for(url, None, Refused)
-        try:
-            with (
-                http_calls.client(trusted, TIMEOUT_SECONDS, transport=self._transport) as client,
-                client.stream("POST", url, json=dict(self._body(message))) as answer,
-            ):
-                if answer.is_success:  # whatever it says, and for how long
-                    return f"accepted by {url.host}"
-                said = b""
-                with contextlib.suppress(httpx2.ReadError, httpx2.ReadTimeout):  # the status says it all
-                    said = http_calls.read_bounded(answer, _MOST_ANSWER_BYTES, TIMEOUT_SECONDS) or b""
-        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
-            raise Refused(f"{url.host}: no connection ({type(error).__name__})") from error
-        except httpx2.HTTPError as error:
-            raise DeliveryUncertain(f"{url.host}: no answer ({type(error).__name__})") from error
-        reason = one_line(said.decode("utf-8", "replace"))[:200]
-        raise Refused(f"{url.host}: {answer.status_code} {reason}".rstrip())
+        url = secret(self._url_file)
+        return sent("POST", url, str(self._url_file), json=dict(self._body(message)), transport=self._transport)
 
-    def _url(self) -> httpx2.URL:
-        text = secret(self._url_file)
-        try:
-            url = httpx2.URL(text)
-        except httpx2.InvalidURL as error:
-            raise Refused(f"{self._url_file}: the file does not contain a URL") from error
-        if url.scheme != "https" and not (url.scheme == "http" and is_loopback(url.host)):
-            raise Refused(f"{self._url_file}: the URL of a webhook must begin with https://")
-        return url
+
+def sent(
+    method: str,
+    url: str,
+    place: str,
+    *,
+    json: Any = None,
+    content: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    transport: httpx2.BaseTransport | None = None,
+) -> str:
+    """Send a message over HTTP, and return a short text for the log. Reads a bounded part of the answer, for a bounded
+    time. The texts name the host alone, because a URL can be a secret.
+
+    place: where the URL stands, for faults in it. headers: with them secrets are sent, so the URL begins with https://,
+    or leads to this machine.
+
+    Raises Refused, DeliveryUncertain."""
+    try:
+        to = httpx2.URL(url)
+    except httpx2.InvalidURL as error:
+        raise Refused(f"{place}: the text is not a URL") from error
+    if to.scheme != "https" and not (to.scheme == "http" and is_loopback(to.host)):
+        raise Refused(f"{place}: the URL must begin with https://")
+    trusted = http_calls.tls_context_for(to, None, Refused)
+    try:
+        with (
+            http_calls.client(trusted, TIMEOUT_SECONDS, transport=transport) as client,
+            client.stream(method, to, json=json, content=content, headers=headers) as answer,
+        ):
+            if answer.is_success:  # whatever it says, and for how long
+                return f"accepted by {to.host}"
+            said = b""
+            with contextlib.suppress(httpx2.ReadError, httpx2.ReadTimeout):  # the status says it all
+                said = http_calls.read_bounded(answer, _MOST_ANSWER_BYTES, TIMEOUT_SECONDS) or b""
+    except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
+        raise Refused(f"{to.host}: no connection ({type(error).__name__})") from error
+    except httpx2.HTTPError as error:
+        raise DeliveryUncertain(f"{to.host}: no answer ({type(error).__name__})") from error
+    reason = one_line(said.decode("utf-8", "replace"))[:200]
+    raise Refused(f"{to.host}: {answer.status_code} {reason}".rstrip())
 
 
 def webhook_channel(name: str, body: Callable[[Message], Mapping[str, Any]]) -> ChannelPlugin[UrlFile]:

@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from accountant.channels.protocol import SEAM, Attachment, Channel, ChannelPlugin, DeliveryUncertain, Message, Refused
 from gputally.base.plugins import usable
-from gputally.testing.http_receiver import ACCEPTS, HANGS_UP
+from gputally.testing.http_receiver import ACCEPTS, HANGS_UP, TALKS_ON, HttpReceiver
 
 HOSTILE = "<!channel> <script>alert(1)</script> [x](http://evil.example) *b*\r\nBcc: all@example.com \u202e\x00\x1b[2J"
 """A name as a user of the cluster may choose it."""
@@ -119,6 +119,16 @@ class ChannelSuite:
         assert b"\r\nBcc:" not in body, "a subject is one line"
         assert b"\x00" not in body
         assert len(body) < _MOST_BYTES
+
+    def test_an_answer_is_not_read_to_its_end_whatever_it_says(self, medium: Medium) -> None:
+        server = medium.receiver
+        if not isinstance(server, HttpReceiver):
+            return
+        server.answer = TALKS_ON
+        with pytest.raises((Refused, DeliveryUncertain)) as told:
+            self.deliver(medium, MESSAGE)
+        assert server.said_mib < 32, "read a bounded part of an answer: see `sent` in accountant.channels.protocol"
+        assert len(str(told.value)) < 1_000
 
     def test_a_refused_message_can_be_tried_again(self, medium: Medium) -> None:
         medium.receiver.answer = 503
