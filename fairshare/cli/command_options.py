@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +15,6 @@ import typer
 from gputally.base.clock import SystemClock
 from gputally.base.command_output import Output
 from gputally.base.errors import ClusterError, FairshareError
-from gputally.kubernetes.scheduler_plugins import own_schedulers
 
 if TYPE_CHECKING:
     from accountant.wire.policy_models import Policy
@@ -130,8 +129,24 @@ class ClusterOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptionsOfTargets(ClusterOptions):
-    """The options for a cluster, and for schedulers whose API is outside the cluster (`SchedulerPlugin.files`)."""
+class TargetOptions(ClusterOptions):
+    """The options for a cluster, and for schedulers whose API is outside the cluster: a field for each of their `files`
+    (`SchedulerPlugin`). They are written here, because a command's help does not load the schedulers."""
+
+    runai_credentials: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="GPUTALLY_FAIRSHARE_RUNAI_CREDENTIALS",
+            help="Folder with the files client-id and client-secret for Run:ai.",
+        ),
+    ] = None
+    runai_ca_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="GPUTALLY_FAIRSHARE_RUNAI_CA_FILE",
+            help="PEM file of the CAs to trust for Run:ai (default: the system's).",
+        ),
+    ] = None
 
     @contextmanager
     def targets(self, policy: Policy) -> Iterator[tuple[Cluster, Mapping[str, Objects]]]:
@@ -141,26 +156,6 @@ class OptionsOfTargets(ClusterOptions):
         cluster = self.open()
         with opened(policy, cluster, partial(getattr, self), self.status_object, SystemClock()) as outside:
             yield cluster, outside
-
-
-if TYPE_CHECKING:
-    TargetOptions = OptionsOfTargets
-else:
-    TargetOptions = make_dataclass(
-        "TargetOptions",
-        [
-            (
-                each.name,
-                Annotated[Path | None, typer.Option(envvar=f"GPUTALLY_FAIRSHARE_{each.name.upper()}", help=each.help)],
-                field(default=None),
-            )
-            for scheduler in own_schedulers()
-            for each in scheduler.files
-        ],
-        bases=(OptionsOfTargets,),
-        frozen=True,
-        kw_only=True,
-    )
 
 
 def edge_ms(text: str, option: str, until_ms: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from accountant.wire.policy_models import Policy
+from fairshare.cli.command_options import TargetOptions
 from fairshare.controller.weight_writer import adopt, release_weights
 from fairshare.schedulers.runai import adapter as runai_target
 from fairshare.schedulers.runai.adapter import PROJECT, RunaiAdapter, RunaiApi, RunaiCluster, RunaiFault
@@ -21,6 +23,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.errors import ClusterError, ClusterRefused, ClusterUnavailable, Conflict, NotFound
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, POD
+from gputally.kubernetes.scheduler_plugins import own_schedulers
 from gputally.testing.http_server import Handler, listening
 from tests.fairshare.conftest import Accountant, Make
 from tests.fairshare.failing_writes import FaultAt
@@ -320,6 +323,11 @@ def test_it_is_opened_where_the_policy_names_it(cluster: MemoryCluster, credenti
     nothing = opened(_policy(), cluster, lambda _: None, WHERE, clock)
     with pytest.raises(RunaiFault, match="client-id and client-secret"), nothing:
         pass
+
+
+def test_commands_have_an_option_for_each_file_of_a_scheduler() -> None:
+    files = {each.name for scheduler in own_schedulers() for each in scheduler.files}
+    assert {"runai_credentials"} <= files <= {each.name for each in fields(TargetOptions)}
 
 
 def test_an_answer_of_runai_is_bounded_in_size_and_time(

@@ -26,6 +26,7 @@ SCHEDULERS = {
     "volcano": {},
     "run[:_.]?ai": {
         "accountant/compat/kai_usage_api.py": "a label of its metrics: the seam of exports",
+        "fairshare/cli/command_options.py": "two options: a command's help loads no scheduler",
     },
     "(?<![a-z])kai": {
         "agent/core/settings.py": "the default of gpu_sharing, and labels that are reported by default",
