@@ -23,7 +23,7 @@ from accountant.billing.statements import Statement
 from accountant.billing.usage_pricing import cost
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core import periods
-from accountant.core.errors import LakeUnavailable, UnreadableLedger
+from accountant.core.errors import LakeUnavailable, UnreadableLedger, UnsupportedQuestion
 from accountant.core.periods import Month
 from accountant.core.settings import InvoiceIssuer, Lake
 from accountant.lake.engines.protocol import Engine
@@ -31,6 +31,8 @@ from accountant.lake.lake_ledger import LakeLedger, LedgerStatus, ledgers, reada
 from accountant.ledger.usage import UsageLines, coverage, sum_of_usage_lines
 from accountant.reports import report_builder
 from accountant.reports.report_builder import Report
+from accountant.storage.query.group_by_dimensions import exported_in
+from accountant.storage.query.usage_query import unexported
 from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec
 from accountant.wire.usage_cost_and_job_models import (
     Accounts,
@@ -228,11 +230,13 @@ class Fleet:
     def usage(
         self, members: Sequence[Member], query: FleetQuery, progress: ProgressCallback = lambda *_: None
     ) -> UsageAnswer:
-        """The accounts per group, added up over the members. Raises UnreadableLedger if none of them can be read."""
+        """The accounts per group, added up over the members. Raises UnreadableLedger if none of them can be read, and
+        UnsupportedQuestion for a label that none of them exports."""
+        labels = _exported(members, query)
 
         def ask(member: Member) -> UsageLines:
             limited = _limited(query, member)
-            return member.ledger.usage((limited.start_ms, limited.end_ms), *limited[2:]).lines()
+            return member.ledger.with_labels(labels).usage((limited.start_ms, limited.end_ms), *limited[2:]).lines()
 
         found, left_out = _of_some(members, ask, progress)
         by_key: dict[tuple[str, ...], list[UsageLine]] = {}
@@ -246,7 +250,7 @@ class Fleet:
             by=tuple(query.by),
             lines=lines,
             coverage=coverage(lines),
-            note=_note(members, query.end_ms, left_out),
+            note=_note(members, query.end_ms, left_out, labels),
         )
 
     def window(
@@ -285,11 +289,15 @@ class Fleet:
     def cost(
         self, members: Sequence[Member], query: FleetQuery, progress: ProgressCallback = lambda *_: None
     ) -> CostAnswer:
-        """The exact cost per group, with each ledger's own prices. Raises SeveralCurrencies, and UnreadableLedger if
-        none of the members can be read."""
-        found, left_out = _of_some(
-            members, lambda member: cost(member.ledger, member.books.prices.current, *_limited(query, member)), progress
-        )
+        """The exact cost per group, with each ledger's own prices. Raises SeveralCurrencies, UnreadableLedger if none
+        of the members can be read, and UnsupportedQuestion for a label that none of them exports."""
+        labels = _exported(members, query)
+
+        def ask(member: Member) -> CostAnswer:
+            ledger = member.ledger.with_labels(labels)
+            return cost(ledger, member.books.prices.current, *_limited(query, member))
+
+        found, left_out = _of_some(members, ask, progress)
         answers = [*found.values()]
         currencies = {one.currency for one in answers if one.currency is not None}
         if len(currencies) > 1 and self.rates is None:
@@ -321,7 +329,7 @@ class Fleet:
             lines=lines,
             total=_sum_if_known(lines),
             unpriced_gpu_us=sum(line.unpriced_gpu_us for line in lines),
-            note=_note(members, query.end_ms, left_out),
+            note=_note(members, query.end_ms, left_out, labels),
         )
 
     def month(
@@ -423,15 +431,31 @@ def _limited(query: FleetQuery, member: Member) -> FleetQuery:
     return query._replace(end_ms=min(query.end_ms, member.clock.wall_ms()))
 
 
-def _note(members: Sequence[Member], end_ms: int, left_out: Mapping[str, str]) -> str:
-    """A text that names the ledgers whose published figures end before the span, and those that are left out; "" if
-    there are none."""
+def _exported(members: Sequence[Member], query: FleetQuery) -> tuple[str, ...]:
+    """The labels in a query, each of which some member exports. Raises UnsupportedQuestion for another one."""
+    asked_for = exported_in((*query.by, *(query.where or {})))
+    known = sorted({name for member in members for name in member.status.exported_labels})
+    lacking = set(asked_for) - set(known)
+    if lacking:
+        raise UnsupportedQuestion(unexported(min(lacking), known))
+    return asked_for
+
+
+def _note(members: Sequence[Member], end_ms: int, left_out: Mapping[str, str], labels: Collection[str] = ()) -> str:
+    """A text that names the ledgers whose published figures end before the span, those that do not export one of these
+    labels, so that its values are unknown, and those that are left out; "" if there are none."""
     behind = [
         f"{member.name} {periods.utc(member.clock.wall_ms())}"
         for member in members
         if member.clock.wall_ms() < end_ms and member.name not in left_out
     ]
     notes = [f"published until: {', '.join(behind)}"] if behind else []
+    for label in sorted(labels):
+        without = [
+            member.name for member in members
+            if member.name not in left_out and label not in member.status.exported_labels
+        ]  # fmt: skip
+        notes += [f"label {label} is not exported by: {', '.join(without)}"] if without else []
     return "; ".join([*notes, *(f"left out: {reason}" for reason in left_out.values())])
 
 

@@ -223,8 +223,9 @@ async def ledgers(request: Request, principal: Reader) -> Response:
     statuses = [
         {
             "ledger": one.ledger, "timezone": one.timezone, "first_ms": one.first_ms, "newest_ms": one.newest_ms,
-            "until_ms": one.until_ms, "clusters": sorted(one.clusters), "pages": f"/clusters/{quote(one.ledger)}/",
-            "version": one.version, "fault": member.fault or None,
+            "until_ms": one.until_ms, "clusters": sorted(one.clusters),
+            "pages": f"/clusters/{quote(one.ledger, safe='')}/", "version": one.version,
+            "exported_labels": one.exported_labels, "fault": member.fault or None,
         }
         for member, one in ((member, member.status) for member in _state(request).members)
     ]  # fmt: skip

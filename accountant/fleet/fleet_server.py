@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, cast
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import structlog
 from fastapi import FastAPI, Request
@@ -257,7 +257,7 @@ class FleetService:
             if scope["type"] != "http" or not path.startswith(PREFIX):
                 await wrapped(scope, receive, send)
                 return
-            name, slash, rest = path.removeprefix(PREFIX).partition("/")
+            name, slash, rest = _ledger_of(scope)
             served = self._served.get(name)
             refusal = _refusal(scope["method"], rest, name)
             if served is not None and slash and refusal is None and rest.partition("/")[0] != _OPENCOST:
@@ -270,7 +270,7 @@ class FleetService:
             elif served is None:
                 answering = answer(Refusal("not-found", f"no ledger {name!r} is published in this lake"), path)
             elif not slash:
-                answering = RedirectResponse(f"{PREFIX}{quote(name)}/", 307)
+                answering = RedirectResponse(f"{PREFIX}{quote(name, safe='')}/", 307)
             elif refusal is not None:
                 answering = answer(refusal, path)
             else:
@@ -302,8 +302,11 @@ class FleetService:
 
     def _of_ledger(self, member: Member, settings: Settings) -> _Served:
         settings = settings.model_copy(
-            update={"timezone": member.status.timezone, "grace_days": member.status.grace_days}
-        )
+            update={
+                "timezone": member.status.timezone, "grace_days": member.status.grace_days,
+                "exported_labels": member.status.exported_labels,
+            }
+        )  # fmt: skip
         deps = self._deps(cast(ServedLedger, member.ledger), member.clock, member.books, member.name, settings)
         cluster = next(iter(sorted(member.status.clusters)), "")
         source = AllocationSource(cast(PodLedger, member.ledger), member.clock, deps.book, cluster, settings.limits)
@@ -354,6 +357,14 @@ def _no_cluster() -> Api:
     )
 
 
+def _ledger_of(scope: Scope) -> tuple[str, str, str]:
+    """The name of the ledger in a path, the slash behind it, and the path below. A slash in a name is written %2F."""
+    path: str = scope["path"].removeprefix(PREFIX)
+    raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+    name = unquote(raw.decode("latin-1").removeprefix(PREFIX).partition("/")[0])
+    return name, path[len(name) : len(name) + 1], path[len(name) + 1 :]
+
+
 def _refusal(method: str, rest: str, name: str) -> Refusal | None:
     """The reason for which a request is not passed to a ledger's application; None if it is passed. rest: the path
     below the ledger's path."""
@@ -377,6 +388,8 @@ def _at(prefix: str, app: ASGIApp) -> ASGIApp:
 
 async def _under(app: ASGIApp, prefix: str, scope: Scope, receive: Receive, send: Send) -> None:
     """Calls the app and rewrites its absolute links, so that it appears to be mounted at `prefix`."""
+    above = PREFIX + quote(prefix.removeprefix(PREFIX), safe="")
+    own_link = rb"\1" + above.encode() + b"/"
     start: Message | None = None
     parts: list[bytes] = []
 
@@ -385,8 +398,8 @@ async def _under(app: ASGIApp, prefix: str, scope: Scope, receive: Receive, send
         if message["type"] == "http.response.start":
             headers = MutableHeaders(raw=message["headers"])
             location = headers.get("location", "")
-            if location.startswith("/") and not location.startswith(("/sign-", prefix)):
-                headers["location"] = prefix + location
+            if location.startswith("/") and not location.startswith(("/sign-", f"{above}/")):
+                headers["location"] = above + location
             if headers.get("content-type", "").startswith("text/html"):
                 start = message
                 return
@@ -394,7 +407,7 @@ async def _under(app: ASGIApp, prefix: str, scope: Scope, receive: Receive, send
             parts.append(message.get("body", b""))
             if message.get("more_body"):
                 return
-            body = _OWN_LINK.sub(rb"\1%s/" % prefix.encode(), b"".join(parts))
+            body = _OWN_LINK.sub(own_link, b"".join(parts))
             if scope["method"] == "GET":
                 MutableHeaders(raw=start["headers"])["content-length"] = str(len(body))
             await send(start)

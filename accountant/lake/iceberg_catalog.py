@@ -116,6 +116,8 @@ _PROPERTIES: Final = {
     "write.parquet.row-group-limit": "15000",
     "write.parquet.compression-codec": "zstd",
 }
+_DELETIONS: Final = 3
+"""Number of tries to remove a folder."""
 _GRACE: Final = timedelta(days=1)
 """A file is never removed earlier than this after it was written."""
 _MOST_FILES: Final = 10_000
@@ -211,11 +213,12 @@ class Catalogue:
                     "`gputally accountant check --lake --repair` publishes it again"
                 ) from error
 
-    def read(self, table: LakeTable) -> list[dict[str, Any]]:
-        """The own ledger's rows of a small table. Columns that the lake does not have yet are None."""
+    def read(self, table: LakeTable, namespace: str = "") -> list[dict[str, Any]]:
+        """The rows of a small table of a namespace, or of the own ledger. Columns that the lake does not have yet are
+        None."""
         unknown = dict.fromkeys(column.name for column in table.columns)
         with reachable(self.place):
-            return [{**unknown, **row} for row in self.open(table).scan().to_arrow().to_pylist()]
+            return [{**unknown, **row} for row in self.open(table, namespace).scan().to_arrow().to_pylist()]
 
     def has(self, table: LakeTable, namespace: str = "") -> bool:
         """Whether there is this table of a namespace, or of the own ledger."""
@@ -258,7 +261,8 @@ class Catalogue:
 
     def retire(self) -> int:
         """Removes the own ledger's tables with their files; returns how many tables. The first is that from which
-        readers know the ledger, so that no one counts half of it."""
+        readers know the ledger, so that no one counts half of it. Raises LakeUnavailable, also for files that the store
+        keeps although their tables are gone."""
         namespace = namespace_of(self.ledger)
         with reachable(self.place):
             self._require_files()
@@ -266,13 +270,17 @@ class Catalogue:
                 names = sorted(self._catalog.list_tables(namespace), key=lambda name: name[-1] != LEDGERS.name)
             except NoSuchNamespaceError as error:
                 raise LakeUnavailable(f"{self.place}: no ledger {self.ledger!r} publishes there") from error
+            folders = []
             for name in names:
-                table = self._catalog.load_table(name)
+                folders.append(_folder(self._catalog.load_table(name)))
                 self._catalog.drop_table(name)
-                store, folder = _folder(table)
-                with contextlib.suppress(FileNotFoundError):
-                    store.delete_dir(folder)
             self._catalog.drop_namespace(namespace)
+        left = [folder for store, folder in folders if not _removed(store, folder)]
+        if left:
+            raise LakeUnavailable(
+                f"{self.place}: the ledger {self.ledger} is removed, but the store keeps files of {len(left)} tables: "
+                f"remove {', '.join(left)} there, with credentials that may delete"
+            )
         return len(names)
 
     def require_own(self, ledger_id: str) -> int:
@@ -303,6 +311,14 @@ class Catalogue:
         values of the partitions; empty: all rows."""
         rows = rows.cast(table.arrow)
         self._commit(table, self._claimed(), rows, rows_where(partition))
+
+    def leave(self, namespace: str, row: Mapping[str, Any]) -> None:
+        """Replaces the row of the table `ledgers` under a former name of the own ledger, if no one else has changed it
+        meanwhile. It is no publication, so it takes the tables from no process that publishes there."""
+        with reachable(self.place):
+            _add_columns(self.open(LEDGERS, namespace), LEDGERS)
+            with _Changes(self.open(LEDGERS, namespace)) as changes:
+                changes.overwrite(LEDGERS.of_rows([dict(row)]), AlwaysTrue())
 
     def tag(self, table: LakeTable, name: str) -> None:
         """Tags the newest version of a table permanently. If the name is in use already, nothing changes."""
@@ -519,6 +535,19 @@ def _folder(table: Table) -> tuple[Any, str]:
     io: Any = table.io
     scheme, netloc, folder = io.parse_location(table.location(), io.properties)
     return io.fs_by_scheme(scheme, netloc), folder
+
+
+def _removed(store: Any, folder: str) -> bool:
+    """Whether a folder with all its files is gone now."""
+    for _ in range(_DELETIONS):
+        try:
+            store.delete_dir(folder)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            continue  # some stores keep a folder of which files go in the same request
+        return True
+    return False
 
 
 def _written(table: Table) -> dict[str, datetime]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from datetime import date
 from itertools import pairwise
@@ -31,10 +32,11 @@ from accountant.core.periods import Month, local_date, utc, zone
 from accountant.core.window_decay import bounds, factor, term
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.lake.engines.protocol import Engine
-from accountant.lake.iceberg_catalog import PREFIX, described
+from accountant.lake.iceberg_catalog import PREFIX, described, namespace_of
 from accountant.lake.tables import (
     ACCOUNT_COLUMNS,
     ACTS,
+    LABELS,
     LEDGERS,
     MEASURE_COLUMNS,
     NODES,
@@ -68,11 +70,13 @@ from accountant.ledger.usage import (
     names_of,
 )
 from accountant.prices.price_book import PriceBook
+from accountant.storage.query.group_by_dimensions import exported_in
+from accountant.storage.query.usage_query import unexported
 from accountant.storage.read_snapshot import Hole
 from accountant.storage.span_splitting import local_hours
 from accountant.storage.write.inventory_and_journal_tables import policies_between
 from accountant.wire.policy_models import IDLE, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
-from accountant.wire.usage_cost_and_job_models import Dimension, is_label
+from accountant.wire.usage_cost_and_job_models import Dimension, LabelDimension, is_label, label_of
 from gputally.base.units import MS_PER_HOUR
 from gputally.base.version import __version__
 from gputally.server.config_loading import fault_text
@@ -92,6 +96,8 @@ _WITHOUT_FIGURE: Final[Mapping[str, str]] = {
 _UNREADABLE: Final = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, msgspec.MsgspecError)
 """What decoders raise for content that they do not know; pydantic's ValidationError is a ValueError."""
 _MOST_REASON: Final = 300
+_OF_LABELS: Final = ("queue", LABELS)
+"""The columns that tell a row's exported labels."""
 _Numbered = tuple[list[str], npt.NDArray[np.integer[Any]]]
 """Values, and for each row the index of its value."""
 _PODS = msgspec.json.Decoder(ObservedPod)
@@ -105,6 +111,7 @@ class LedgerStatus:
     namespace: the namespace of the ledger's tables.
     clusters: the end of the newest record of each cluster, in UTC milliseconds.
     version: the version of gputally that published.
+    renamed_to: the name under which the ledger is published since; "" if it is this one, or the note was not made.
     fault: why the ledger's figures cannot be used: its tables cannot be opened, or this version cannot read the row,
         and fields without which it can be named are empty; or a copy of the ledger is published beside it. "" if they
         can."""
@@ -121,6 +128,8 @@ class LedgerStatus:
     teams: frozenset[str]
     version: str
     fault: str = ""
+    exported_labels: tuple[str, ...] = ()
+    renamed_to: str = ""
 
 
 @contextmanager
@@ -145,42 +154,40 @@ def _reason(error: Exception) -> str:
 
 def ledgers(engine: Engine, known_ids: Mapping[str, str] = {}) -> dict[str, LedgerStatus]:
     """Every ledger of the lake by name, ascending. A ledger that was renamed has an id that several namespaces know. It
-    counts once, under its last name. If one of them is no former name, an accountant publishes a copy of the ledger;
-    then this one and the last have a fault, and so has a ledger whose tables cannot be opened. Raises LakeUnavailable
-    if none can.
+    counts once, under its last name. If several of them are no former name, an accountant publishes a copy of the
+    ledger; then these have a fault, and so has a ledger whose tables cannot be opened. Raises LakeUnavailable if none
+    can.
 
     known_ids: by namespace, the id of the ledger when its tables could be opened; for those that cannot now."""
-    by_id: dict[str, list[LedgerStatus]] = {}
-    namespaces, failures = engine.namespaces(), []
+    namespaces, found, failures = engine.namespaces(), list[LedgerStatus](), dict[str, LakeUnavailable]()
     for namespace in namespaces:
         try:
-            found = [_status(row, namespace) for row in engine.query(every_column(LEDGERS), namespace).to_pylist()]
+            found += [_status(row, namespace) for row in engine.query(every_column(LEDGERS), namespace).to_pylist()]
         except LakeUnavailable as error:
-            failures.append(error)
-            # The name in the namespace, which is the ledger's own unless it has special characters.
-            name = namespace.removeprefix(PREFIX).replace("_", "-")
-            ledger_id = known_ids.get(namespace) or _id_in_journal(engine, namespace)
-            fault = f"{name}: its tables in the lake cannot be opened: {error}"
-            if not ledger_id:
-                fault += (
-                    f". Its id is unknown here, so if another ledger was renamed to {name}, that counts under its "
-                    "former name, with the figures until then"
-                )
-            found = [_faulty(namespace, name, ledger_id or namespace, fault)]
-        for one in found:
-            by_id.setdefault(one.id, []).append(one)
+            failures[namespace] = error
     if failures and len(failures) == len(namespaces):
-        raise failures[0]
-    counted: list[LedgerStatus] = []
-    for several in by_id.values():
-        try:
-            counted += _counted(engine, several)
-        except LakeUnavailable as error:
-            counted += [
-                replace(one, fault=one.fault or f"{one.ledger}: its journal in the lake cannot be opened: {error}")
-                for one in several
-            ]
+        raise failures[namespaces[0]]
+    renamed = {namespace_of(one.renamed_to): one.id for one in found if one.renamed_to}
+    for namespace, failure in failures.items():
+        name = _name_in(namespace)
+        ledger_id = known_ids.get(namespace) or _id_in_journal(engine, namespace) or renamed.get(namespace, "")
+        fault = f"{name}: its tables in the lake cannot be opened: {failure}"
+        if not ledger_id:
+            fault += (
+                f". Its id is unknown here, so if another ledger was renamed to {name}, that counts under its "
+                "former name, with the figures until then"
+            )
+        found.append(_faulty(namespace, name, ledger_id or namespace, fault))
+    by_id: dict[str, list[LedgerStatus]] = {}
+    for one in found:
+        by_id.setdefault(one.id, []).append(one)
+    counted = [one for several in by_id.values() for one in _counted(several)]
     return {one.ledger: one for one in sorted(counted, key=attrgetter("ledger"))}
+
+
+def _name_in(namespace: str) -> str:
+    """The name in a namespace, which is the ledger's own unless it has special characters."""
+    return namespace.removeprefix(PREFIX).replace("_", "-")
 
 
 def _id_in_journal(engine: Engine, namespace: str) -> str:
@@ -200,46 +207,38 @@ def _faulty(
     return LedgerStatus(namespace, name, ledger_id, "UTC", 0, 0, 0, until_ms, {}, frozenset(), version, fault)
 
 
-def _counted(engine: Engine, several: Sequence[LedgerStatus]) -> Sequence[LedgerStatus]:
-    """Of the namespaces with one id, the one with the longest journal without the others, which are former names of it;
-    or with a fault this one and those that are not. A former name of which is unknown until when it published stays
-    beside it with its own fault."""
-    if len(several) == 1:
-        return several
-    # From the journals and not from the statuses, which may be in a form that this version cannot read.
-    columns = exp.select("number", "digest", "kind", "at_ms").from_("acts")
-    journals = {
-        one.namespace: {row["number"]: row for row in engine.query(columns, one.namespace).to_pylist()}
-        for one in several
-    }
-    last, *others = sorted(several, key=lambda one: max(journals[one.namespace], default=0), reverse=True)
-    former = [one for one in others if _was_renamed(one.until_ms, journals[one.namespace], journals[last.namespace])]
-    copies = [one for one in others if one not in former]
-    if not copies:
-        return [last, *(one for one in former if not one.until_ms)]
-    names = sorted(one.ledger for one in (last, *copies))
+def _counted(several: Sequence[LedgerStatus]) -> Sequence[LedgerStatus]:
+    """Of the namespaces with one id, the one that is no former name; or with a fault those that are not, if there are
+    several.
+
+    A former name is known by the note in its own tables, which its next publication removes. So nobody who may not
+    write there, and no clock, makes one of it. What cannot be opened stays beside the others with its own fault."""
+    places = {one.namespace for one in several}
+    present = [one for one in several if not one.renamed_to or namespace_of(one.renamed_to) not in places]
+    opened = [one for one in present or several if one.until_ms]
+    if len(opened) <= 1:
+        return present or several
+    names = sorted(one.ledger for one in opened)
     fault = (
-        f"{', '.join(names)}: these names have published one ledger side by side (id {last.id}), so all but one are "
-        "published from a copy of it: stop the accountant with the copy and remove its tables with "
-        "`gputally fleet retire NAME`"
+        f"{', '.join(names)}: these names publish one ledger side by side (id {opened[0].id}), so all but one are "
+        "published from a copy of it, or it was renamed and could leave no note at its former name: stop the "
+        "accountant with the copy, and remove its tables or those of the former name with `gputally fleet retire NAME`"
     )
-    return [replace(one, fault=f"{one.fault}; {fault}" if one.fault else fault) for one in (last, *copies)]
-
-
-def _was_renamed(until_ms: int, own: Mapping[int, dict[str, Any]], longer: Mapping[int, dict[str, Any]]) -> bool:
-    """Whether the longer journal continues this one, and nothing was published beside it since it did so under another
-    name. until_ms: the instant of the last publication with this journal, 0 if unknown."""
-    seen = max(own, default=0)
-    if seen not in longer or longer[seen]["digest"] != own[seen]["digest"]:
-        return False
-    renamed = [row["at_ms"] for number, row in sorted(longer.items()) if number > seen and row["kind"] == "lake"]
-    return bool(renamed) and until_ms <= renamed[0]
+    return [
+        replace(one, fault=f"{one.fault}; {fault}" if one.fault else fault) if one in opened else one
+        for one in present or several
+    ]
 
 
 def _status(row: Mapping[str, Any], namespace: str) -> LedgerStatus:
     """The status in a row of the table `ledgers`; one with a fault if the row cannot be read."""
-    name, version, until_ms = row["ledger"], str(row.get("version") or ""), row.get("until_ms")
+    name, version, until_ms = str(row["ledger"]), str(row.get("version") or ""), row.get("until_ms")
     ledger_id = str(row.get("id") or namespace)
+    if namespace_of(name) != namespace:  # whoever writes there may speak of no other ledger
+        name = _name_in(namespace)
+        return _faulty(
+            namespace, name, namespace, f"{name}: its tables are those of another ledger's name: remove them"
+        )
     try:
         with readable(name, version):
             clusters = {str(cluster): int(at_ms) for cluster, at_ms in json.loads(row["clusters"]).items()}
@@ -247,10 +246,13 @@ def _status(row: Mapping[str, Any], namespace: str) -> LedgerStatus:
                 namespace, name, ledger_id, zone(row["timezone"]).key, int(row["grace_days"]),
                 int(row["first_ms"]), int(row["newest_ms"]), int(row["until_ms"]), clusters,
                 frozenset(json.loads(row["teams"])), version,
+                exported_labels=tuple(map(str, json.loads(row["exported_labels"] or "[]"))),
+                renamed_to=str(row["renamed_to"] or ""),
             )  # fmt: skip
     except UnreadableLedger as error:
         published_ms = until_ms if isinstance(until_ms, int) else 0
-        return _faulty(namespace, name, ledger_id, str(error), until_ms=published_ms, version=version)
+        found = _faulty(namespace, name, ledger_id, str(error), until_ms=published_ms, version=version)
+        return replace(found, renamed_to=str(row.get("renamed_to") or ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +346,15 @@ class LakeLedger:
     def status(self) -> LakeStatus:
         return LakeStatus(self)
 
+    def with_labels(self, names: Collection[str]) -> LakeLedger:
+        """This ledger, in which labels of these names that it does not export are unknown."""
+        if set(names) <= set(self.row.exported_labels):
+            return self
+        found = copy(self)
+        exported = tuple(sorted({*self.row.exported_labels, *names}))
+        found.row = replace(self.row, exported_labels=exported)
+        return found
+
     # --- usage --------------------------------------------------------------------------------
 
     def usage(
@@ -355,31 +366,34 @@ class LakeLedger:
         measures: Collection[UsageMeasure] = MEASURES,
     ) -> Usage:
         """See accountant.ledger.protocols.Questions. Raises UnsupportedQuestion for spans that the lake's hours do not
-        divide into, for LENT, because the lake has no figures per quarter-hour, and for labels of pods."""
+        divide into, for LENT, because the lake has no figures per quarter-hour, and for labels that the ledger does not
+        export."""
         if set(LENT) & set(measures):
             raise UnsupportedQuestion(
                 f"{self.row.ledger}: its price book bills shared GPUs by busy time (billing.shared_gpus: busy), "
                 "which cannot be computed from the lake's hours: query the accountant itself, or read the table "
                 "statement_lines"
             )
-        if any(map(is_label, (*by, *(where or {})))):
-            raise self._not_published("labels of pods")
+        lacking = set(exported_in((*by, *(where or {})))) - set(self.row.exported_labels)
+        if lacking:
+            raise UnsupportedQuestion(unexported(min(lacking), self.row.exported_labels))
         by, names = tuple(dict.fromkeys(by)), names_of(measures)
-        # Filters by day and hour are applied here, others by the engine.
-        of_time = {name: frozenset(values) for name, values in (where or {}).items() if name in OF_TIME}
-        wanted = tuple(dict.fromkeys((*by, *of_time)))
+        # These filters are applied here, others by the engine.
+        filters = {name: frozenset(values) for name, values in (where or {}).items() if not _is_column(name)}
+        wanted = tuple(dict.fromkeys((*by, *filters)))
         columns = [_FIGURES[name] for name in names if name in _FIGURES]
         table = self._sums(edges, wanted, where or {}, columns) if edges[0] < edges[-1] else None
         if table is None or not len(table) or table["begins"].null_count:
             return Usage.of_rows(by, (), measures)
         begins, ends = (table[name].to_numpy() for name in ("begins", "ends"))
         span = self._placed(np.array(edges, dtype=np.int64), begins, ends)
-        keys = {name: _numbered(table[column_of(name)]) for name in wanted if name not in OF_TIME}
+        keys = {name: _numbered(table[column_of(name)]) for name in wanted if _is_column(name)}
+        keys |= self._labels(table, [name for name in wanted if is_label(name)])
         if OF_TIME & set(wanted):
             whole_days = "hour" not in wanted
             keys |= self._local_times(edges[0], edges[-1], begins, ends, timezone, whole_days=whole_days)
         chosen = np.ones(len(table), dtype=bool)
-        for name, values in of_time.items():
+        for name, values in filters.items():
             known, number = keys[name]
             chosen &= np.array([value in values for value in known], dtype=bool)[number]
         at = np.array([keys[name][1] for name in by], dtype=np.int32).reshape(len(by), len(table)).T
@@ -702,7 +716,9 @@ class LakeLedger:
     ) -> pa.Table:
         """Sums, with the number of rows of each group, and of those whose figures are all known."""
         start_ms, end_ms = edges[0], edges[-1]
-        columns = [exp.column(column_of(name)) for name in wanted if name not in OF_TIME]
+        named = {column_of(name): None for name in wanted if _is_column(name)}
+        named |= dict.fromkeys(_OF_LABELS) if any(map(is_label, wanted)) else {}
+        columns = [exp.column(name) for name in named]
         bounds: list[Any] = [exp.column("start_ms"), exp.column("end_ms")]
         if len(edges) > len(("begin", "end")) or set(wanted) & OF_TIME:
             groups = [*columns, *bounds]
@@ -713,8 +729,25 @@ class LakeLedger:
         query = exp.select(*columns, *sums, counts[0], counts[1].as_("whole_rows"))
         query = query.select(bounds[0].as_("begins"), bounds[1].as_("ends"))
         query = query.from_("usage_hourly").where(*self._span(start_ms, end_ms))
-        query = query.where(*(_among(column_of(name), values) for name, values in where.items() if name not in OF_TIME))
+        query = query.where(*(_among(column_of(name), values) for name, values in where.items() if _is_column(name)))
         return self._table(query.group_by(*groups) if groups else query, start_ms, end_ms)
+
+    def _labels(self, table: pa.Table, wanted: Sequence[LabelDimension]) -> dict[Dimension, _Numbered]:
+        """The values of exported labels in each row: IDLE where nothing holds the GPU, "" where one is not known."""
+        if not wanted:
+            return {}
+        # Where nothing holds the GPU, no label is published.
+        is_held = np.array([queue != IDLE for queue in table["queue"].to_pylist()], dtype=bool)
+        texts, at = np.unique([text or "" for text in table[LABELS].to_pylist()], return_inverse=True)
+        at = at.reshape(-1)
+        with self._readable():
+            known = [json.loads(text) if text else {} for text in texts.tolist()]
+            found: dict[Dimension, _Numbered] = {}
+            for name in wanted:
+                values = [IDLE, *(str(labels.get(label_of(name), "")) for labels in known)]
+                distinct, number = np.unique(values, return_inverse=True)
+                found[name] = distinct.tolist(), number.reshape(-1)[np.where(is_held, at + 1, 0)]
+        return found
 
     def _local_times(
         self, start_ms: int, end_ms: int, begins: Int64Array, ends: Int64Array, timezone: str, *, whole_days: bool
@@ -796,6 +829,11 @@ class LakeLedger:
 def every_column(table: LakeTable) -> exp.Select:
     """The query for all rows of a table."""
     return exp.select(*(exp.column(column.name) for column in table.columns)).from_(table.name)
+
+
+def _is_column(dimension: Dimension) -> bool:
+    """Whether a dimension is a column of `usage_hourly`."""
+    return dimension not in OF_TIME and not is_label(dimension)
 
 
 def _numbered(column: pa.ChunkedArray) -> _Numbered:

@@ -49,6 +49,7 @@ from accountant.ledger.protocols import EpochReport, Ledger, Questions
 from accountant.prices.price_book import PriceBook
 from accountant.reports import report_builder
 from accountant.storage.duckdb_ledger import DuckLedger
+from accountant.wire.usage_cost_and_job_models import label_dimension, label_of
 from agent.wire import PodFacts
 from gputally.base.clock import Clock
 from gputally.base.version import __version__
@@ -98,6 +99,7 @@ class Publisher:
         self._ledger, self._books, self._clock = ledger, books, clock
         self._zone, self._timezone, self._grace_days = settings.zone, settings.timezone, settings.grace_days
         self._lake, self._issuer = settings.lake, settings.issuer
+        self._labels = tuple(label_dimension(name) for name in settings.exported_labels)
         self.name = name_of(settings)
         self._connect = catalogue
         self._opened: Catalogue | None = None
@@ -108,6 +110,7 @@ class Publisher:
         self._parts: dict[tuple[str, str], dict[str, Any]] | None = None
         """The rows of the table `registers`; None: not read yet."""
         self._turn = 0
+        self._left_former_names = False
         self.published_ms: int | None = None
         """Start of the last successful run."""
         self.compared: LakeComparison | None = None
@@ -153,6 +156,7 @@ class Publisher:
             except LakeRefused as error:
                 self.refused = str(error)
                 raise
+            self._leave_former_names()
             self.refused = ""
             self._marks["span"] = span
             self.published_ms = now
@@ -322,7 +326,8 @@ class Publisher:
         with self._ledger.moment(start_ms, min(end_ms, now_ms)) as moment:
             # A month is billed in parts, in each of which quotas are by the same GPU models.
             quotas = ModelSpans.of(moment.status().policies(start_ms, end_ms), start_ms, end_ms).edges[1:-1]
-            return day_rows(self.name, moment, book, day, self._zone, now_ms, sorted({*prices, *quotas}))
+            changes = sorted({*prices, *quotas})
+            return day_rows(self.name, moment, book, day, self._zone, now_ms, changes, self._labels)
 
     def _book_of(self, day: date) -> PriceBook | None:
         """The price book of the day's month."""
@@ -547,7 +552,8 @@ class Publisher:
             "grace_days": self._grace_days, "first_ms": status.extent[0],
             "newest_ms": status.newest_ms, "until_ms": now_ms,
             "clusters": json.dumps(dict(status.newest_by_cluster), sort_keys=True),
-            "teams": json.dumps(sorted(status.teams)), "published": _instant(now_ms),
+            "teams": json.dumps(sorted(status.teams)),
+            "exported_labels": json.dumps([*map(label_of, self._labels)]), "published": _instant(now_ms),
             "version": __version__,
         }  # fmt: skip
         name, mark = tables.LEDGERS.name, tuple(row.values())
@@ -556,6 +562,34 @@ class Publisher:
         self._replace(tables.LEDGERS, [row])
         self._marks[name] = mark
         return (name,)
+
+    def _leave_former_names(self) -> None:
+        """Notes in the row of each former name under which name the ledger is published now. A reader that can open
+        none of the tables under the new name then still knows whose the former figures are."""
+        if self._left_former_names:
+            return
+        acts = self._acts("lake")
+        renamed_ms = acts[-1].at_ms
+        for act in reversed(acts):
+            if act.subject != self.name:
+                break
+            renamed_ms = act.at_ms
+        is_left = True
+        for name in sorted({act.subject for act in acts} - {self.name}):
+            try:
+                self._leave(namespace_of(name), renamed_ms)
+            except LakeUnavailable as error:  # its tables may be out of reach of this name's credentials
+                self._log.warning("former_name_not_left", ledger=name, reason=str(error))
+                is_left = False
+        self._left_former_names = is_left
+
+    def _leave(self, namespace: str, renamed_ms: int) -> None:
+        if not self._catalogue.has(tables.LEDGERS, namespace):
+            return
+        for row in self._catalogue.read(tables.LEDGERS, namespace):
+            is_own = row["id"] == self._id() and row["until_ms"] <= renamed_ms and row["renamed_to"] != self.name
+            if is_own and self._lacked_act(self._catalogue.read(tables.ACTS, namespace)) is None:
+                self._catalogue.leave(namespace, {**row, "renamed_to": self.name})
 
     def _registers(self) -> Iterator[tuple[tables.LakeTable, str, list[dict[str, Any]]]]:
         """Each register, the column that divides it into parts ("": one part), and its rows."""
@@ -695,15 +729,12 @@ class Publisher:
             "If the ledger was lost or an old backup was restored, restore the newest backup and the archive. If the "
             "ledger is right, `gputally accountant check --lake --repair` makes the lake equal to it"
         )
-        last = max(catalogue.read(tables.ACTS), key=lambda row: row["number"], default=None)
-        if last is not None:
-            with self._ledger.moment() as moment:
-                own = moment.acts(after=last["number"] - 1, limit=1)
-            if not own or own[0].digest != last["digest"]:
-                raise LakeRefused(
-                    f"{catalogue.place}: act {last['number']} of the ledger {self.name} in the lake is not in the "
-                    f"ledger (its last act is {self._ledger.status().last_act}), so nothing was published. {cure}"
-                )
+        lacked = self._lacked_act(catalogue.read(tables.ACTS))
+        if lacked is not None:
+            raise LakeRefused(
+                f"{catalogue.place}: act {lacked} of the ledger {self.name} in the lake is not in the "
+                f"ledger (its last act is {self._ledger.status().last_act}), so nothing was published. {cure}"
+            )
         for row in catalogue.read(tables.LEDGERS):
             # The acts of this row, not of the table `acts`, which is written earlier than the row.
             removing = self._acts("withdrawn", "redated", "retired", "moved")
@@ -740,6 +771,16 @@ class Publisher:
                 f"among them those of node {row['node']} in cluster {row['cluster']} up to number {row['number']}. "
                 f"Nothing is published until the agents have sent them again. {cure}"
             )
+
+    def _lacked_act(self, published: Sequence[dict[str, Any]]) -> int | None:
+        """The number of the newest published act if the ledger does not have it. published: rows of the table
+        `acts`."""
+        last = max(published, key=lambda row: row["number"], default=None)
+        if last is None:
+            return None
+        with self._ledger.moment() as moment:
+            own = moment.acts(after=last["number"] - 1, limit=1)
+        return None if own and own[0].digest == last["digest"] else int(last["number"])
 
     def _read(self, table: tables.LakeTable) -> list[dict[str, Any]]:
         return self._catalogue.read(table)

@@ -10,6 +10,7 @@ team owes."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -35,6 +36,7 @@ from accountant.lake.tables import (
     DECIMALS,
     DIMENSIONS,
     FOCUS,
+    LABELS,
     MEASURE_COLUMNS,
     USAGE_HOURLY,
     digest,
@@ -44,6 +46,8 @@ from accountant.prices.price_book import Price, PriceBook
 from accountant.reports.report_builder import Report
 from accountant.storage.read_snapshot import Snapshot
 from accountant.storage.span_splitting import local_hours
+from accountant.wire.policy_models import IDLE
+from accountant.wire.usage_cost_and_job_models import Dimension, LabelDimension, label_of
 from gputally.base.units import US_PER_HOUR
 
 _BILLED: Final = np.array([account in BILLED for account in LINE_ACCOUNTS])
@@ -84,13 +88,15 @@ def day_rows(
     timezone: ZoneInfo,
     until_ms: int,
     changes: Sequence[int] = (),
+    labels: Sequence[LabelDimension] = (),
 ) -> DayRows:
     """The rows of a local day; for the current day up to `until_ms`.
 
     ledger: the name of the ledger in the lake.
     moment: a snapshot with the rows of the day.
     book: the price book of the day's month; None: nothing has a price.
-    changes: instants besides the hours at which rows end, because prices or quotas by GPU model change."""
+    changes: instants besides the hours at which rows end, because prices or quotas by GPU model change.
+    labels: the exported labels of pods."""
     start_ms, end_ms = day_span(day, timezone)
     end_ms = max(start_ms, min(end_ms, until_ms))
     hours = local_hours(start_ms, end_ms, timezone) if start_ms < end_ms else ()
@@ -98,14 +104,16 @@ def day_rows(
         {start_ms, end_ms, *(hour.start_ms for hour in hours), *(at for at in changes if start_ms < at < end_ms)}
     )
     asked = (*START_UP, *MEASURES, *measures_to_price(book))
-    found = moment.usage(edges, (*DIMENSIONS, *PRICED_BY), None, timezone.key, asked)
-    usage = _Rows.of(found, priced(moment, book, found, edges, DIMENSIONS, None, timezone.key))
+    by = (*DIMENSIONS, *labels)
+    found = moment.usage(edges, (*by, *PRICED_BY), None, timezone.key, asked)
+    usage = _Rows.of(found, by, priced(moment, book, found, edges, by, None, timezone.key))
     prices, costs, unpriced_us = usage.amounts()
     begins, ends = np.array(edges[:-1], dtype=np.int64), np.array(edges[1:], dtype=np.int64)
     hour_starts = np.array([hour.start_ms for hour in hours], dtype=np.int64)
     hour_of = hour_starts[np.searchsorted(hour_starts, begins, side="right") - 1] if len(hours) else begins
     size = len(usage.stretch)
-    names = dict(zip(DIMENSIONS, _columns_of(usage.keys, len(DIMENSIONS)), strict=True))
+    names = dict(zip(by, _columns_of(usage.keys, len(by)), strict=True))
+    texts = [_label_text(labels, key[len(DIMENSIONS) :]) for key in usage.keys]
     places = dict(zip(PRICED_BY, _columns_of(usage.places, len(PRICED_BY)), strict=True))
     amount = pa.decimal128(38, DECIMALS)
     columns: dict[str, object] = {
@@ -116,6 +124,7 @@ def day_rows(
         "end_ms": pa.array(ends[usage.stretch]),
         **{COLUMN_OF.get(name, name): names[name].take(pa.array(usage.key)) for name in DIMENSIONS},
         **{name: places[name].take(pa.array(usage.place)) for name in PRICED_BY},
+        LABELS: pa.array(texts, pa.string()).take(pa.array(usage.key)),
         **{name: pa.array(usage.gpu_us[:, number]) for number, name in enumerate(ACCOUNT_COLUMNS)},
         **{name: pa.array(usage.measures[:, number]) for number, name in enumerate(MEASURE_COLUMNS)},
         "currency": pa.array([book.currency if book else None] * size, pa.string()),
@@ -156,10 +165,10 @@ class _Rows:
     billed_us: Int64Array
 
     @classmethod
-    def of(cls, usage: Usage, charged: PricedUsage) -> _Rows:
-        """The rows of usage with their charges. Time that pricing moved to where no row is, such as the memory of a GPU
-        that no MIG instance has, gets a row without time of its own."""
-        known, key = usage.keyed(DIMENSIONS)
+    def of(cls, usage: Usage, by: Sequence[Dimension], charged: PricedUsage) -> _Rows:
+        """The rows of usage by these dimensions, with their charges. Time that pricing moved to where no row is, such
+        as the memory of a GPU that no MIG instance has, gets a row without time of its own."""
+        known, key = usage.keyed(by)
         named, place = usage.keyed(PRICED_BY)
         keys, key_number = numbered([*known, *charged.keys])
         places, place_number = numbered([*(Place(*names) for names in named), *charged.places])
@@ -214,6 +223,12 @@ def _numbered_rows(rows: Int64Array) -> tuple[Int64Array, Int64Array]:
     number = np.empty(len(rows), dtype=np.int64)
     number[order] = np.cumsum(is_new) - 1
     return ordered[is_new], number
+
+
+def _label_text(labels: Sequence[LabelDimension], values: Sequence[str]) -> str | None:
+    """The content of the column LABELS of a row with these values of the labels."""
+    known = {label_of(name): value for name, value in zip(labels, values, strict=True) if value not in ("", IDLE)}
+    return json.dumps(known, ensure_ascii=False, separators=(",", ":"), sort_keys=True) if known else None
 
 
 def _columns_of(keys: Sequence[tuple[str, ...]], width: int) -> list[pa.Array]:

@@ -129,6 +129,8 @@ DIMENSIONS: Final[tuple[Dimension, ...]] = (*HOLDERS, *DEVICES)
 """The dimensions of rows of `usage_hourly`, besides PRICED_BY, the hour and the price."""
 COLUMN_OF: Final[dict[Dimension, str]] = {"user": "user_name"}
 """Dimensions whose column has another name, because `user` is a reserved word in SQL."""
+LABELS: Final = "labels"
+"""The column of `usage_hourly` with all exported labels of a pod."""
 ACCOUNT_COLUMNS: Final = tuple(f"{name}_us" for name in (*ACCOUNTS, *START_UP))
 MEASURE_COLUMNS: Final = (
     "node_down_us", "borrowed_busy_us", "unattributed_busy_us", "memory_mib_s", "memory_unknown_us", "energy_uj",
@@ -194,6 +196,13 @@ USAGE_HOURLY: Final = LakeTable(
         Column("start_ms", "long", "start of the row's time: the hour, or the part of it between changes of a price"),
         Column("end_ms", "long", "end of the row's time, exclusive"),
         *(Column(column_of(name), "string", _TEXTS[name]) for name in (*DIMENSIONS, *PRICED_BY)),
+        Column(
+            LABELS,
+            "string",
+            'exported labels of the pod, JSON: `{"project":"search"}`; `__unassigned__` if a label is not set, '
+            "`__other__` if its value was not kept; an unknown label is missing; null if none is known or nothing "
+            "holds the GPU",
+        ),
         *(Column(name, "long", _TEXTS[name]) for name in (*ACCOUNT_COLUMNS, *MEASURE_COLUMNS)),
         Column("currency", "string", "currency of the cost; null without a price book"),
         Column("price_book", "string", "version of the price book"),
@@ -209,7 +218,7 @@ USAGE_HOURLY: Final = LakeTable(
         Column("unpriced_us", "long", "billed time without a price, GPU-µs; `cost` does not contain it"),
     ),
     ("day",),
-    ("ledger", "start_ms", *map(column_of, (*DIMENSIONS, *PRICED_BY))),
+    ("ledger", "start_ms", *map(column_of, (*DIMENSIONS, *PRICED_BY)), LABELS),
     ("team", "queue", "namespace", "job", "pod", "gpu", "start_ms"),
 )
 DAYS: Final = LakeTable(
@@ -262,8 +271,10 @@ LEDGERS: Final = LakeTable(
         Column("until_ms", "long", "instant up to which the ledger's figures are published"),
         Column("clusters", "string", "end of the newest record of each cluster that reports, JSON"),
         Column("teams", "string", "teams that queues and namespaces name, JSON"),
+        Column("exported_labels", "string", "labels of pods that are dimensions, JSON"),
         Column("published", "timestamptz", "instant of the last publication"),
         Column("version", "string", "version of gputally that published"),
+        Column("renamed_to", "string", "name under which the ledger is published since; null if it is this one"),
     ),
     (),
     ("ledger",),

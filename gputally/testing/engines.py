@@ -47,6 +47,7 @@ from accountant.ledger.usage import MEASURES, START_UP
 from accountant.prices.price_book import PriceBook
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.wire.policy_models import WindowSpec
+from accountant.wire.usage_cost_and_job_models import label_dimension
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
 from gputally.base.clock import VirtualClock
 from gputally.base.plugins import usable
@@ -72,6 +73,7 @@ BOOK = PriceBook.model_validate({
     }],
 })  # fmt: skip
 NORTH, SOUTH = "north", "south"
+PROJECT = label_dimension("project")
 Question = Callable[[Any], object]
 QUESTIONS: Final[Mapping[str, Question]] = {
     "usage in all": lambda one: one.usage(SPAN, ()).lines(),
@@ -82,6 +84,8 @@ QUESTIONS: Final[Mapping[str, Question]] = {
     "usage of a name with quotes": lambda one: one.usage(SPAN, ("pod",), {"team": (HOSTILE,)}).lines(),
     "usage of a name that nobody has": lambda one: one.usage(SPAN, ("pod",), {"team": ("x' OR '1'='1",)}).lines(),
     "usage of several names": lambda one: one.usage(SPAN, ("pod",), {"team": (HOSTILE, "vision")}).lines(),
+    "usage by project": lambda one: one.usage(SPAN, (PROJECT, "hour")).lines(),
+    "usage of a project": lambda one: one.usage(SPAN, ("team",), {PROJECT: ("ä", "")}).lines(),
     "usage of one hour": lambda one: one.usage((START_MS, START_MS + MS_PER_HOUR), ("team",)).lines(),
     "usage of a span before all records": lambda one: one.usage((START_MS - MS_PER_DAY, START_MS), ("team",)).lines(),
     "every measure": lambda one: one.usage(SPAN, ("pod", "gpu"), measures=(*START_UP, *MEASURES)).lines(),
@@ -137,7 +141,12 @@ def _records(name: str, begin: int, end: int) -> Batch:
     first = begin * 6 + 1
     for number, team in enumerate(teams):
         uid = f"{name}-{number}"
-        facts.append(PodFacts(seq=first + number, uid=uid, namespace=team, name=uid, node="n", observed_ms=START_MS))
+        facts.append(
+            PodFacts(
+                seq=first + number, uid=uid, namespace=team, name=uid, node="n", observed_ms=START_MS,
+                labels={} if number else {"project": "ä"},
+            )
+        )  # fmt: skip
     for hour in range(begin, end):
         for gpu in range(3):
             whole_us = MS_PER_HOUR * US_PER_MS
@@ -172,7 +181,7 @@ def two_ledgers() -> Iterator[TwoLedgers]:
 
 def _published(folder: Path, lake: Lake, name: str, stack: ExitStack) -> PublishedLedger:
     clock = VirtualClock(SPAN[1])
-    ledger = open_ledger(folder / f"{name}.duckdb", clock)
+    ledger = open_ledger(folder / f"{name}.duckdb", clock, exported_labels=("project",))
     stack.callback(ledger.close)
     own = lake.model_copy(update={"ledger": name})
     spaces = ("vision", "speech", HOSTILE)
@@ -180,7 +189,7 @@ def _published(folder: Path, lake: Lake, name: str, stack: ExitStack) -> Publish
     books = Bookkeeper(ledger, clock, "UTC")
     books.prices.take(BOOK, "put", "ana", "new prices", SPAN[1])
     catalogue = stack.enter_context(closing(Catalogue.connect(own)))
-    settings = Settings(auth="off", data=folder, lake=own, timezone="UTC")
+    settings = Settings(auth="off", data=folder, lake=own, timezone="UTC", exported_labels=("project",))
     found = PublishedLedger(
         name, ledger, clock, Publisher(ledger, books, settings, clock, lambda: catalogue), [START_MS]
     )  # fmt: skip

@@ -23,8 +23,8 @@ OTHER_ROWS = [
 
 @dataclass(frozen=True)
 class TwoLedgers:
-    """Two ledgers, north and south, in one currency. South's days are those of New York. No job reported an epoch,
-    because the lake has no cost of epochs."""
+    """Two ledgers, north and south, in one currency. South's days are those of New York, and it does not export the
+    label of cost centres. No job reported an epoch, because the lake has no cost of epochs."""
 
     warehouse: str
     north: PublishedLedger
@@ -50,9 +50,10 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoLedgers]:
         north = stack.enter_context(published(place, name="north", rows=ROWS, epochs=False))
         south = stack.enter_context(
             published(
-                place, name="south", rows=OTHER_ROWS, book=dearer, timezone="America/New_York", seed=7, epochs=False
+                place, name="south", rows=OTHER_ROWS, book=dearer, timezone="America/New_York", seed=7, epochs=False,
+                exported=("project",),
             )
-        )
+        )  # fmt: skip
         engine = DuckDbEngine(north.connect())
         stack.callback(engine.close)
         yield TwoLedgers(place, north, south, engine)

@@ -52,6 +52,18 @@ def test_usage_and_cost(two: TwoLedgers, capsys: pytest.CaptureFixture[str]) -> 
     assert json.loads(capsys.readouterr().out)["currency"] == "USD"
 
 
+def test_usage_and_cost_by_project(two: TwoLedgers, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = "--by", "label:project", "--output", "json"
+    assert run("usage", "--lake", two.warehouse, *SPAN, *asked) == 0
+    found = json.loads(capsys.readouterr().out)
+    held = {line["key"]["label:project"]: line["accounts_gpu_us"]["busy"] for line in found["lines"]}
+    assert held["search"] > 0
+    assert run("usage", "--lake", two.warehouse, *SPAN, *asked, "--where", "label:project=search") == 0
+    (line,) = json.loads(capsys.readouterr().out)["lines"]
+    assert line["accounts_gpu_us"]["busy"] == held["search"]
+    assert run("cost", "--lake", two.warehouse, *SPAN, "--by", "label:nobody") == 1
+
+
 def test_windows(two: TwoLedgers, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("windows", "--lake", two.warehouse, "--size", "4h", "--output", "json") == 0
     found = json.loads(capsys.readouterr().out)

@@ -22,22 +22,23 @@ from accountant.lake.engines.duckdb.engine import DuckDbEngine
 from accountant.lake.engines.protocol import Engine
 from accountant.ledger.usage import sum_of_usage_lines
 from accountant.reports import report_builder
-from accountant.wire.policy_models import Measure, Policy, WindowSpec
-from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
+from accountant.wire.policy_models import IDLE, UNASSIGNED, Measure, Policy, WindowSpec
+from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine, label_dimension
 from gputally.base.money import exact_sum
 from tests.fleet.conftest import TwoLedgers
-from tests.lake.comparison_queries import SPAN, PublishedLedger, published
+from tests.lake.comparison_queries import CENTRE, PROJECT, SPAN, PublishedLedger, published
 from tests.ledger.busy_ledger import MINUTE, START_MS
 from tests.moments import present
 
 OCTOBER = Month(2026, 10)
 
 
-def test_usage_is_the_sum_of_the_ledgers(two: TwoLedgers) -> None:
-    found = two.fleet.usage(two.fleet.members(), FleetQuery(*SPAN, ("team", "gpu_model")))
+@pytest.mark.parametrize("by", [("team", "gpu_model"), (PROJECT, "team"), ("hour", PROJECT)])
+def test_usage_is_the_sum_of_the_ledgers(two: TwoLedgers, by: tuple[Dimension, ...]) -> None:
+    found = two.fleet.usage(two.fleet.members(), FleetQuery(*SPAN, by))
     expected: dict[tuple[str, ...], list[int]] = {}
     for one in two.both:
-        for line in present(one.ledger).usage(SPAN, ("team", "gpu_model")).lines():
+        for line in present(one.ledger).usage(SPAN, by).lines():
             sums = expected.setdefault(tuple(line.key.values()), [0] * len(Accounts.model_fields))
             for at, name in enumerate(Accounts.model_fields):
                 sums[at] += getattr(line.accounts_gpu_us, name)
@@ -45,6 +46,28 @@ def test_usage_is_the_sum_of_the_ledgers(two: TwoLedgers) -> None:
         tuple(line.key.values()): list(line.accounts_gpu_us.model_dump().values()) for line in found.lines
     } == expected
     assert found.note == ""
+
+
+def test_a_label_that_one_ledger_does_not_export_is_unknown_there(two: TwoLedgers) -> None:
+    def held(fleet: Fleet, *names: str) -> dict[str, int]:
+        lines = fleet.usage(fleet.members(names), FleetQuery(*SPAN, (CENTRE,))).lines
+        return {line.key[CENTRE]: line.accounts_gpu_us.total for line in lines}
+
+    members = two.fleet.members()
+    both, north = held(two.fleet), held(two.fleet, "north")
+    assert {"4711", UNASSIGNED, "", IDLE} == both.keys()
+    assert both["4711"] == north["4711"]
+    idle = present(two.south.ledger).usage(SPAN, ("queue",), {"queue": (IDLE,)}).sum_of_accounts()
+    assert both[IDLE] - north[IDLE] == idle.total
+    (whole,) = two.fleet.usage(members, FleetQuery(*SPAN, ())).lines
+    assert sum(both.values()) == whole.accounts_gpu_us.total
+    assert "south" in two.fleet.usage(members, FleetQuery(*SPAN, (CENTRE,))).note
+    assert "south" in two.fleet.cost(members, FleetQuery(*SPAN, (CENTRE,))).note
+    for ask in (two.fleet.usage, two.fleet.cost):
+        with pytest.raises(UnsupportedQuestion, match="stage"):
+            ask(members, FleetQuery(*SPAN, ("team",), {label_dimension("stage"): ("test",)}))
+    with pytest.raises(UnsupportedQuestion, match="cost-center"):
+        held(two.fleet, "south")
 
 
 @pytest.mark.parametrize("measure", ["allocated", "busy"])

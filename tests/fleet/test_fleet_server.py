@@ -22,6 +22,7 @@ import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
+import gputally
 from accountant.api.dependencies import Deps
 from accountant.compat.opencost_api import AllocationsOfLedgers
 from accountant.composition import create_app
@@ -36,10 +37,11 @@ from accountant.runtime.job_and_task_metrics import AccountantMetrics
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
 from gputally.base.number_format import hours
+from gputally.server.https_server import serve
 from gputally.server.tokens_and_grants import AllowAll, sha256
 from tests.deadlines import patience_s, until
 from tests.fleet.conftest import TwoLedgers
-from tests.lake.comparison_queries import HOUR, JOB, SPAN, PublishedLedger, published
+from tests.lake.comparison_queries import HOUR, JOB, ROWS, SPAN, PublishedLedger, published
 from tests.ledger.busy_ledger import HAND
 from tests.ledger.conftest import MINUTE, START_MS
 
@@ -49,8 +51,9 @@ QUESTIONS = (
     "/v1/statement?month=2026-10", "/v1/report?month=2026-10", "/v1/report?month=2026-10&format=csv",
     "/v1/report?month=2026-10&format=json", "/v1/report?month=2026-10&format=focus-1.2",
     f"/v1/usage?by=team,hour&{WITHIN}",
-    f"/v1/cost?by=gpu_model,team&{WITHIN}", "/v1/prices", "/v1/policy", "/v1/audit",
-    "/v1/decisions", "/month/2026-10/lines", "/month/2026-10/lines.csv", "/prices", "/decisions",
+    f"/v1/cost?by=gpu_model,team&{WITHIN}", f"/v1/cost?by=label:project,team&{WITHIN}", "/v1/prices",
+    "/v1/policy", "/v1/audit", "/v1/decisions", "/month/2026-10/lines", "/month/2026-10/lines.csv", "/prices",
+    "/decisions",
 )  # fmt: skip
 """Addresses that the ledger's accountant and the fleet answer identically, except for the navigation."""
 ENTRANCES = ("", "month/2026-10", "jobs", "nodes", "decisions", "prices", "coverage", "invoice/2026-10", "proposals")
@@ -148,6 +151,29 @@ def test_every_link_of_every_page_leads_somewhere(client: TestClient) -> None:
             if "format=" not in target and "/clusters/north" not in target:
                 waiting.append(target)
     assert len(seen) > 40
+
+
+def test_a_ledger_whose_name_has_characters_of_addresses_and_of_html_has_its_pages() -> None:
+    with published(name='org/β "><x9>\\1', rows=ROWS[:4], epochs=False) as known:
+        engine = DuckDbEngine(known.connect())
+        service = FleetService(Settings(auth="off"), Fleet(engine), VirtualClock(SPAN[1] + 60_000))
+        client = TestClient(service.app, base_url=HERE)
+        (listed,) = client.get("/v1/ledgers").json()
+        assert listed["fault"] is None
+        place = listed["pages"]
+        assert client.get(place.rstrip("/")).status_code == 200
+        for page in ("/fleet", "/fleet/jobs?month=2026-10", "/fleet/nodes", f"{place}jobs", f"{place}explore"):
+            answer = client.get(page, headers={"Accept": "text/html"})
+            assert answer.status_code == 200, page
+            assert "<x9>" not in answer.text
+            links = re.findall(r'href="(/clusters/[^"#]+)', answer.text)
+            assert links
+            for link in links:
+                assert link.startswith(place), (page, link)
+        found = client.get(f"{place}v1/usage?by=team&{WITHIN}").json()["lines"]
+        assert found == client.get(f"/v1/usage?by=team&{WITHIN}").json()["lines"]
+        service.close()
+        engine.close()
 
 
 def test_the_picker_leads_to_the_same_page_of_another_cluster(client: TestClient) -> None:
@@ -290,6 +316,22 @@ def test_usage_and_cost_of_some_or_all(two: TwoLedgers, client: TestClient) -> N
     assert len(first["lines"]) == len(second["lines"]) == 2
     assert client.get(f"/v1/cost?by=team&{WITHIN}").json()["currency"] == "USD"
     assert client.get(f"/v1/usage?by=colour&{WITHIN}").status_code == 422
+
+
+def test_projects_are_asked_of_all_ledgers_by_address_client_and_page(two: TwoLedgers, client: TestClient) -> None:
+    lines = client.get(f"/v1/cost?by=label:project&where.label:project=search&{WITHIN}").json()["lines"]
+    assert [line["key"]["label:project"] for line in lines] == ["search"]
+    page = client.get(f"/clusters/north/explore?by=label:project,team&{WITHIN}", headers={"Accept": "text/html"})
+    assert page.status_code == 200
+    assert 'value="label:example.com/cost-center"' in page.text
+    assert client.get(f"/v1/cost?by=label:nobody&{WITHIN}").status_code == 422
+    assert client.get("/v1/ledgers").json()[1]["exported_labels"] == ["project"]
+    service = _service(two)
+    with serve(service.app, "127.0.0.1", 0) as url:
+        frame = gputally.connect(url).cost(
+            by=["label:project"], start="2026-10-01T00:00:00Z", end="2026-10-01T05:00:00Z"
+        )
+    assert "search" in set(frame["label:project"])
 
 
 def test_opencost_answers_for_one_ledger(client: TestClient) -> None:

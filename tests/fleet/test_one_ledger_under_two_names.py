@@ -11,15 +11,18 @@ from typing import Any
 import pytest
 
 from accountant.bookkeeping.bookkeeper import Bookkeeper
-from accountant.fleet.fleet_ledgers import Fleet
+from accountant.core.errors import LakeUnavailable, UnreadableLedger
+from accountant.fleet.fleet_ledgers import Fleet, FleetQuery
 from accountant.lake import tables
 from accountant.lake.engines.duckdb.engine import DuckDbEngine
+from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.lake_ledger import LedgerStatus, ledgers
 from accountant.lake.publisher import Publisher
 from accountant.ledger.journal import NewAct
 from accountant.storage.duckdb_ledger import open_ledger
 from gputally.base.clock import VirtualClock
 from tests.lake.comparison_queries import HOUR, SPAN, PublishedLedger, lost, overwrite, published
+from tests.lake.publishers import publisher
 
 
 def under(known: PublishedLedger, name: str) -> PublishedLedger:
@@ -34,7 +37,9 @@ def under(known: PublishedLedger, name: str) -> PublishedLedger:
 def copy_of(known: PublishedLedger, folder: Path) -> Iterator[PublishedLedger]:
     kept = known.kept(folder / "copy")
     clock = VirtualClock(kept.at_ms)
-    with closing(open_ledger(kept.files / "ledger.duckdb", clock)) as ledger, ExitStack() as stack:
+    exported = kept.settings.exported_labels
+    opened = open_ledger(kept.files / "ledger.duckdb", clock, exported_labels=exported)
+    with closing(opened) as ledger, ExitStack() as stack:
         books = Bookkeeper(ledger, clock, kept.settings.timezone)
         yield under(PublishedLedger(ledger, books, clock, known.publisher, kept.settings, stack), "restore-test")
 
@@ -42,6 +47,13 @@ def copy_of(known: PublishedLedger, folder: Path) -> Iterator[PublishedLedger]:
 def seen(known: PublishedLedger) -> Mapping[str, LedgerStatus]:
     with closing(DuckDbEngine(known.connect())) as engine:
         return ledgers(engine)
+
+
+class OwnFolderOnly(Catalogue):
+    """With credentials that write below the folder of the ledger's present name only."""
+
+    def leave(self, namespace: str, row: Mapping[str, Any]) -> None:
+        raise LakeUnavailable(f"{namespace}: access denied")
 
 
 def changed(known: PublishedLedger, **values: Any) -> None:
@@ -91,9 +103,52 @@ def test_a_renamed_ledger_whose_tables_are_all_lost_is_remembered(old):
         assert {name: one.fault for name, one in fleet.statuses().items()} == {"new": ""}
 
 
-def test_a_process_that_never_saw_a_lost_ledger_says_that_another_may_be_its_former_name(old):
+def test_the_former_figures_of_a_lost_ledger_are_not_counted_by_a_process_that_never_saw_it(old):
+    """The last name has a note of every former one."""
+    for name in ("new", "newest"):
+        old.clock.advance(HOUR)
+        last = under(old, name)
+        last.publisher.publish()
+    with closing(DuckDbEngine(old.connect())) as engine, lost(last):
+        fleet = Fleet(engine)
+        (told,) = fleet.members()
+        assert told.name == "newest"
+        assert told.fault
+        with pytest.raises(UnreadableLedger):
+            fleet.usage([told], FleetQuery(*SPAN, ()))
+    last.connect().retire()
+    assert all(one.fault for one in seen(old).values()), "former figures do not count twice without the newest either"
+
+
+def test_a_note_of_a_new_name_is_gone_when_the_ledger_is_published_under_the_former_one_again(old):
+    under(old, "new").publisher.publish()
+    assert seen(old)["new"].renamed_to == ""
+    old.clock.advance(HOUR)
+    again = under(old, "old")
+    again.publisher.publish()
+    assert [row["renamed_to"] for row in again.connect().read(tables.LEDGERS)] == [None]
+    with lost(again):
+        assert {name: bool(one.fault) for name, one in seen(old).items()} == {"old": True}
+
+
+def test_a_copy_leaves_no_note_at_a_ledger_that_has_gone_on(old, tmp_path):
+    with copy_of(old, tmp_path) as restored:
+        old.clock.advance(HOUR)
+        act = NewAct(SPAN[1], "delivery", "mail", "ana", "sent", "{}")
+        old.ledger.record([act], old.ledger.last_act())
+        old.publisher.publish()
+        restored.clock.advance(2 * HOUR)
+        restored.publisher.publish()
+        assert [row["renamed_to"] for row in old.connect().read(tables.LEDGERS)] == [None]
+
+
+def test_a_former_name_that_could_not_be_noted_is_named(old):
+    """The credentials of the new name may not reach it."""
     new = under(old, "new")
-    new.publisher.publish()
+    assert new.settings.lake is not None
+    own = OwnFolderOnly(new.connect()._catalog, "here", new.settings.lake)
+    publisher(new, lambda: own).publish()
+    assert {name: bool(one.fault) for name, one in seen(old).items()} == {"new": True, "old": True}
     renamed_ms = old.clock.wall_ms()
     with closing(DuckDbEngine(old.connect())) as engine, lost(new):
         told = Fleet(engine).statuses()["new"].fault
@@ -101,8 +156,11 @@ def test_a_process_that_never_saw_a_lost_ledger_says_that_another_may_be_its_for
         assert Fleet(engine).statuses()["old"].until_ms <= renamed_ms, "it counts with what it published"
     with closing(DuckDbEngine(old.connect())) as engine, lost(new, "ledgers"):
         told = Fleet(engine).statuses()
-        assert set(told) == {"new"}, "its journal says which ledger it is"
+        assert told["new"].fault
         assert "former name" not in told["new"].fault
+    new.publisher.publish()
+    with lost(new):
+        assert {name: bool(one.fault) for name, one in seen(old).items()} == {"new": True}, "it is noted later"
 
 
 def test_a_ledger_that_is_renamed_there_and_back_counts_once(old):
@@ -130,3 +188,40 @@ def test_a_copy_under_another_name_is_named_and_so_is_the_ledger(old, tmp_path):
         restored.connect().retire()
         changed(old, timezone="UTC")
         assert {name: one.fault for name, one in seen(old).items()} == {"old": ""}
+
+
+def test_a_copy_whose_clock_is_days_ahead_hides_no_figures(old, tmp_path):
+    with copy_of(old, tmp_path) as restored:
+        restored.clock.advance(200 * HOUR)
+        restored.publisher.publish()
+        for _ in range(2):
+            old.clock.advance(HOUR)
+            old.publisher.publish()
+            assert {name: bool(one.fault) for name, one in seen(old).items()} == {"old": True, "restore-test": True}
+
+
+@pytest.mark.parametrize("claim", ["name", "id"])
+def test_nobody_takes_the_figures_of_another_ledger_from_the_fleet_unseen(old, claim):
+    """Whoever may write one namespace publishes there what another ledger's tables say."""
+    assert old.settings.lake is not None
+    (theirs,) = old.connect().read(tables.LEDGERS)
+    before = seen(old)["old"]
+    with published(old.settings.lake.warehouse, name="other", rows=[(0, 0, 0, 0, False)], seed=3) as other:
+        if claim == "name":
+            changed(other, ledger="old", until_ms=theirs["until_ms"] + HOUR)
+            found = seen(old)
+            assert found["old"] == before
+            assert found["other"].fault
+        else:
+            changed(other, id=theirs["id"])
+            acts = other.connect().read(tables.ACTS)
+            last = max(old.connect().read(tables.ACTS), key=lambda row: row["number"])
+            made = {
+                **last,
+                "number": last["number"] + 1,
+                "kind": "lake",
+                "at_ms": theirs["until_ms"] * 2,
+                "ledger": "other",
+            }
+            overwrite(other.connect(), tables.ACTS, tables.ACTS.of_rows([*acts, {**last, "ledger": "other"}, made]), {})
+            assert {name: bool(one.fault) for name, one in seen(old).items()} == {"old": True, "other": True}

@@ -29,8 +29,8 @@ from accountant.prices.price_book import PriceBook
 from accountant.reports import report_builder
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.storage.read_snapshot import Snapshot
-from accountant.wire.policy_models import Decision, WindowSpec
-from accountant.wire.usage_cost_and_job_models import Dimension
+from accountant.wire.policy_models import UNASSIGNED, Decision, WindowSpec
+from accountant.wire.usage_cost_and_job_models import Dimension, label_dimension
 from gputally.base.clock import VirtualClock
 from tests.ledger.busy_ledger import BOOK, HAND, busy_ledger
 from tests.ledger.conftest import MINUTE, START_MS
@@ -41,6 +41,8 @@ HOUR = 60 * MINUTE
 SPAN = START_MS, START_MS + 5 * HOUR
 ROWS = [(quarter, gpu, (quarter + gpu) % 6, quarter * gpu % 16, gpu == 2) for quarter in range(12) for gpu in range(4)]
 """See tests.ledger.busy_ledger."""
+EXPORTED = ("project", "example.com/cost-center")
+PROJECT, CENTRE = map(label_dimension, EXPORTED)
 CUTS: tuple[tuple[Dimension, ...], ...] = (
     (),
     ("team",),
@@ -49,7 +51,11 @@ CUTS: tuple[tuple[Dimension, ...], ...] = (
     ("cluster", "node", "gpu", "gpu_model", "mig_profile", "pool", "capacity_type"),
     ("day", "team"),
     ("month", "team"),
+    (PROJECT, "team"),
+    ("hour", CENTRE, PROJECT, "gpu"),
 )
+_PROJECTS = ((0, 0, "search"), (1, 0, "ads"), (2, 0, ""), (3, 0, "ä"), (1, 95, "search"), (0, 130, "no value"))
+"""Pod, minute at which it is observed, and its label; nobody sees those of the pods 4 and 5."""
 JOB = JobKey("prod", "ns-1", "Job/j1")
 
 Reading = Callable[[Any], object]
@@ -62,6 +68,12 @@ QUESTIONS: dict[str, Reading] = {
         SPAN, ("hour", "gpu"), {"namespace": ("ns-1",), "job": ("Job/j1",)}
     ).lines(),
     "usage of one hour": lambda one: one.usage(SPAN, ("team",), {"hour": ("2026-10-01T01",)}).lines(),
+    "usage of projects": lambda one: one.usage(
+        SPAN, ("job", CENTRE), {PROJECT: ("search", UNASSIGNED, ""), CENTRE: ("4711", "", UNASSIGNED)}
+    ).lines(),
+    "usage of an hour of a project": lambda one: one.usage(
+        SPAN, ("team",), {PROJECT: ("ads",), "hour": ("2026-10-01T01",)}
+    ).lines(),
     "usage in another zone": lambda one: one.usage(SPAN, ("day", "hour", "queue"), None, "Asia/Tokyo").lines(),
     "usage of hour after hour": lambda one: [
         *one.usage([START_MS, START_MS + HOUR, SPAN[1]], ("team",)).lines(0),
@@ -71,6 +83,7 @@ QUESTIONS: dict[str, Reading] = {
     "what a name with quotes held": lambda one: one.usage(SPAN, ("team",), {"job": ("Job/j'1\\' OR 1=1 --",)}).lines(),
     "start-up time": lambda one: start_up(one.usage(SPAN, ("team", "job"), measures=START_UP)),
     "cost by team": lambda one: cost(one, BOOK, *SPAN, ("team",)),
+    "cost by project": lambda one: cost(one, BOOK, *SPAN, (PROJECT,)),
     "cost by model and hour": lambda one: cost(one, BOOK, *SPAN, ("gpu_model", "hour")),
     "coverage": lambda one: coverage(one.usage(SPAN, ())),
     "pods": lambda one: one.pods(*SPAN),
@@ -154,8 +167,10 @@ class KeptLedger:
         place = self.settings.data
         shutil.copytree(self.files, place)
         clock = VirtualClock(self.at_ms)
+        exported = self.settings.exported_labels
         try:
-            with closing(open_ledger(place / "ledger.duckdb", clock)) as ledger, ExitStack() as stack:
+            opened = open_ledger(place / "ledger.duckdb", clock, exported_labels=exported)
+            with closing(opened) as ledger, ExitStack() as stack:
                 books = Bookkeeper(ledger, clock, self.settings.timezone)
                 yield _with_publisher(ledger, books, clock, self.settings, stack)
         finally:
@@ -186,11 +201,12 @@ def published(
     publish: bool = True,
     secrets: Path | None = None,
     epochs: bool = True,
+    exported: tuple[str, ...] = EXPORTED,
 ) -> Iterator[PublishedLedger]:
     """Publish a ledger of some busy hours to a lake. warehouse: "" for a folder of its own."""
     with (
         TemporaryDirectory() as folder,
-        busy_ledger(rows, random.Random(seed), Path(folder)) as ledger,
+        busy_ledger(rows, random.Random(seed), Path(folder), exported) as ledger,
         ExitStack() as stack,
     ):
         lake = Lake(
@@ -198,7 +214,7 @@ def published(
         )
         if "://" not in lake.warehouse.removeprefix("file://"):
             Path(lake.warehouse.removeprefix("file://")).mkdir(exist_ok=True)
-        settings = Settings(auth="off", data=Path(folder), lake=lake, timezone=timezone)
+        settings = Settings(auth="off", data=Path(folder), lake=lake, timezone=timezone, exported_labels=exported)
         clock = VirtualClock(SPAN[1])
         books = Bookkeeper(ledger, clock, timezone)
         if book is not None:
@@ -207,9 +223,10 @@ def published(
             ("prod", HAND.fact(
                 1_000 + pod, f"p{pod}", namespace=f"ns-{pod % 2}", name=f"p{pod}", workload=f"Job/j{pod % 4}",
                 created_ms=START_MS, scheduled_ms=START_MS + pod * MINUTE,
-                started_ms=START_MS + (40 + 31 * pod) * MINUTE,
+                started_ms=START_MS + (40 + 31 * pod) * MINUTE, labels=_labels(pod, project),
+                observed_ms=START_MS + minute * MINUTE,
             ))
-            for pod in range(4)
+            for pod, minute, project in _PROJECTS
         ]  # fmt: skip
         ledger.observe(Facts(pods=tuple(facts)), SPAN[1])
         ledger.report_epochs(
@@ -235,6 +252,11 @@ def published(
         if publish:
             known.publisher.publish()
         yield known
+
+
+def _labels(pod: int, project: str) -> dict[str, str]:
+    centre = {"example.com/cost-center": "4711"} if pod % 2 else {}
+    return {"team": "green", "gputally.dev/user": f"u{pod % 3}", "project": project, **centre}
 
 
 def overwrite(lake: Catalogue, table: LakeTable, rows: pa.Table, partition: Mapping[str, object]) -> None:

@@ -16,8 +16,19 @@ from accountant.lake.engines.duckdb.engine import DuckDbEngine
 from accountant.ledger.journal import NewAct
 from accountant.ledger.usage import LENT
 from accountant.prices.price_book import Billing, IdlePolicy
+from accountant.wire.policy_models import IDLE, UNASSIGNED
+from accountant.wire.usage_cost_and_job_models import OTHER_VALUE
 from tests.hypothesis_examples import examples
-from tests.lake.comparison_queries import HOUR, QUESTIONS, SPAN, PublishedLedger, differences, published
+from tests.lake.comparison_queries import (
+    CENTRE,
+    HOUR,
+    PROJECT,
+    QUESTIONS,
+    SPAN,
+    PublishedLedger,
+    differences,
+    published,
+)
 from tests.ledger.busy_ledger import BOOK, ROWS
 from tests.ledger.conftest import MINUTE, START_MS
 
@@ -69,7 +80,7 @@ def test_any_ledger_has_the_answers_of_its_lake(rows, seed, timezone):
         engine = DuckDbEngine(known.connect())
         asked = known.asked(engine)
         with known.ledger.moment(*span) as moment:
-            for by in (("team", "day"), ("job", "hour", "gpu")):
+            for by in (("team", "day"), ("job", "hour", "gpu"), (PROJECT, "day", CENTRE)):
                 assert asked.usage(span, by, None, timezone).lines() == moment.usage(span, by, None, timezone).lines()
         engine.close()
 
@@ -116,8 +127,14 @@ def test_nothing_can_be_booked(known, engine):
         known.asked(engine).record([NewAct(SPAN[1], "closed", "2026-10", "ana", "")], 1)
 
 
-def test_labels_of_pods_are_refused_by_name(known, engine):
+def test_labels_that_the_ledger_does_not_export_are_refused_by_name(known, engine):
     asked = known.asked(engine)
-    for by, where in ((("label:project",), None), (("team",), {"label:project": ("search",)})):
-        with pytest.raises(UnsupportedQuestion, match="labels of pods"):
+    for by, where in ((("label:stage",), None), (("team",), {"label:stage": ("test",)})):
+        with pytest.raises(UnsupportedQuestion, match="stage"):
             asked.usage(SPAN, by, where)
+
+
+def test_projects_have_the_names_of_the_ledger(known, engine):
+    """Of a value that is unknown, not set, cut, or of time that nobody holds."""
+    found = {line.key[PROJECT] for line in known.asked(engine).usage(SPAN, (PROJECT,)).lines()}
+    assert found == {"", "ads", "search", "ä", UNASSIGNED, IDLE, OTHER_VALUE}

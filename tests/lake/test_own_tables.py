@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
@@ -29,7 +30,7 @@ from gputally.base.clock import VirtualClock
 from tests.lake.comparison_queries import HOUR, SPAN, PublishedLedger, age, overwrite, published
 from tests.lake.publishers import lake_of, publisher
 from tests.ledger.busy_ledger import HAND
-from tests.ledger.conftest import START_MS
+from tests.ledger.conftest import MINUTE, START_MS
 from tests.moments import present
 
 
@@ -59,7 +60,8 @@ def at_another_place(known: PublishedLedger, file: Path) -> Iterator[PublishedLe
     """The ledger in a file, with the settings and the time of a known one. A file that does not exist is a new
     ledger."""
     clock = VirtualClock(known.clock.wall_ms())
-    with closing(open_ledger(file, clock)) as ledger, ExitStack() as stack:
+    opened = open_ledger(file, clock, exported_labels=known.settings.exported_labels)
+    with closing(opened) as ledger, ExitStack() as stack:
         books = Bookkeeper(ledger, clock, known.settings.timezone)
         yield PublishedLedger(ledger, books, clock, known.publisher, known.settings, stack)
 
@@ -76,28 +78,46 @@ def test_a_ledger_that_is_renamed_is_billed_once(known):
     assert billed(known) == {"new-name": cost}
 
 
-def test_a_ledger_that_is_added_counts_beside_the_others_and_changes_nothing_of_theirs(tmp_path):
-    def held(known: PublishedLedger) -> dict[str, int]:
-        with closing(DuckDbEngine(known.connect())) as engine:
-            fleet = Fleet(engine)
-            names = [one.name for one in fleet.members()]
-            asked = [[name] for name in names] + [names]
-            found = [fleet.usage(fleet.members(one), FleetQuery(*SPAN, ())).lines[0] for one in asked]
-        return dict(zip([*names, "all"], [line.accounts_gpu_us.allocated for line in found], strict=True))
+def figures(known: PublishedLedger) -> dict[str, Counter[str]]:
+    """The accounts and the cost of each ledger of the fleet, and of all."""
+    found = {}
+    with closing(DuckDbEngine(known.connect())) as engine:
+        fleet = Fleet(engine)
+        names = [one.name for one in fleet.members()]
+        for asked in [[name] for name in names] + [[]]:
+            members, query = fleet.members(asked), FleetQuery(*SPAN, ())
+            (usage,), (cost,) = fleet.usage(members, query).lines, fleet.cost(members, query).lines
+            sums: Counter[str] = Counter(usage.accounts_gpu_us.model_dump())
+            sums["unpriced"] = cost.unpriced_gpu_us
+            sums["billed"] = cost.gpu_us
+            found[asked[0] if asked else "all"] = sums
+    return found
 
+
+def test_the_sums_of_a_fleet_lose_and_double_nothing_when_ledgers_are_added_renamed_and_retired(tmp_path):
     with published(str(tmp_path), name="north") as north:
-        before, alone = files(tmp_path / namespace_of("north")), held(north)
-        with published(str(tmp_path), name="south", rows=[(0, 0, 0, 0, False)], seed=3):
-            both = held(north)
+        alone = figures(north)
+        assert alone["all"] == alone["north"]
+        untouched = files(tmp_path / namespace_of("north"))
+        with published(str(tmp_path), name="south", rows=[(0, 0, 0, 0, False)], seed=3) as south:
+            both = figures(north)
             assert both == {"north": alone["north"], "south": both["south"], "all": alone["north"] + both["south"]}
-            assert both["south"]
-            assert files(tmp_path / namespace_of("north")) == before
+            assert both["south"]["busy"] + both["south"]["allocated_idle"] > 0
+            assert files(tmp_path / namespace_of("north")) == untouched
+            publisher(south, ledger="east").publish()
+            assert figures(north) == {"north": both["north"], "east": both["south"], "all": both["all"]}
+            north.connect().retire()
+            assert figures(south) == {"east": both["south"], "all": both["south"]}
+            publisher(south, ledger="south").publish()
+            assert figures(south) == {"south": both["south"], "all": both["south"]}
 
 
 def test_the_nodes_of_a_ledger_that_is_split_count_once(known, tmp_path):
     """From the second hour on the agent of one node reports to a new accountant, and the former one retires the
     node."""
     later_record(known)
+    known.publisher.publish()
+    whole = figures(known)["all"]
     known.ledger.retire(Retirement(node="n9"), START_MS + HOUR, known.clock.wall_ms(), "ana", "split")
     lake = lake_of(known).model_copy(update={"ledger": "half"})
     with at_another_place(known, tmp_path / "half.duckdb") as place:
@@ -111,7 +131,12 @@ def test_the_nodes_of_a_ledger_that_is_split_count_once(known, tmp_path):
             assert [one.name for one in fleet.members()] == ["half", "prod"]
             query = FleetQuery(*SPAN, ("gpu",), {"gpu": ("gpu-late",)})
             (line,) = fleet.usage(fleet.members(), query).lines
+        split = figures(known)["all"]
     assert line.accounts_gpu_us.total == (SPAN[1] - SPAN[0]) * 1_000, "each hour of the GPU is in one ledger"
+    quarter_us = 15 * MINUTE * 1_000
+    moved = split - whole
+    assert moved["busy"] + moved["allocated_idle"] + moved["allocated_unknown"] == quarter_us
+    assert (whole - split) == Counter(unmetered=quarter_us), "all other time stays"
 
 
 def test_a_ledger_does_not_write_under_the_name_of_another(known):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,13 +50,21 @@ ROWS = st.lists(
 
 @contextmanager
 def busy_ledger(
-    rows: list[tuple[int, int, int, int, bool]], order: random.Random, place: Path | None = None
+    rows: list[tuple[int, int, int, int, bool]],
+    order: random.Random,
+    place: Path | None = None,
+    exported: Sequence[str] = (),
 ) -> Iterator[DuckLedger]:
     """Open a ledger with these ROWS, pods of several teams, a node that was down, and changes of policies and
-    labels. place: the folder of its file; None for one of its own."""
+    labels. place: the folder of its file; None for one of its own. exported: the labels of pods that are
+    dimensions."""
     with (
         TemporaryDirectory() as own,
-        closing(open_ledger(fresh((place or Path(own)) / "ledger.duckdb"), VirtualClock(HAND.now_ms))) as ledger,
+        closing(
+            open_ledger(
+                fresh((place or Path(own)) / "ledger.duckdb"), VirtualClock(HAND.now_ms), exported_labels=exported
+            )
+        ) as ledger,
     ):
         sent = [
             HAND.row(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import polars as pl
 import pytest
+from sqlglot import exp
 
 from accountant.core.settings import Lake
 from accountant.lake.engines.protocol import SEAM, Engine, EnginePlugin
 from accountant.lake.engines.spark.engine import SparkEngine
-from accountant.lake.engines.sql_text import CATALOG_VARIABLE
+from accountant.lake.engines.sql_text import CATALOG_VARIABLE, sql_text
+from accountant.lake.lake_ledger import every_column
+from accountant.lake.tables import TABLES, LakeTable
 from gputally.base.plugins import usable
 from gputally.testing.engines import EngineSuite
 from tests.real.spark import SparkCluster
@@ -66,3 +70,12 @@ class TestTrino(EngineSuite):
                 return trino.url
 
             yield url_of
+
+
+@pytest.mark.parametrize("table", TABLES, ids=[table.name for table in TABLES])
+def test_a_name_that_a_dialect_reserves_is_a_column(table: LakeTable) -> None:
+    """The SQL of polars reserves `cluster`, for example."""
+    frame = pl.from_arrow(table.arrow.empty_table())
+    asked = sql_text(every_column(table), "postgres", exp.table_)
+    with pl.SQLContext({table.name: frame}) as context:
+        assert context.execute(asked, eager=True).columns == table.arrow.names

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
@@ -14,10 +16,12 @@ from accountant.billing.usage_pricing import cost
 from accountant.core.settings import LakeCatalog
 from accountant.lake.iceberg_catalog import namespace_of
 from accountant.lake.tables import USAGE_HOURLY
+from accountant.wire.policy_models import UNASSIGNED
+from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.__main__ import main
 from scripts.reference_pages import LAKE_PAGE
 from tests.docs.code_blocks import CodeBlock, code_blocks_of
-from tests.lake.comparison_queries import SPAN, PublishedLedger, published
+from tests.lake.comparison_queries import CENTRE, PROJECT, SPAN, PublishedLedger, published
 from tests.ledger.busy_ledger import BOOK
 from tests.moments import present
 from tests.real.clickhouse import clickhouse_rows
@@ -100,6 +104,23 @@ def test_pandas_and_polars(known: PublishedLedger) -> None:
     )
     exec(block("python", holding="to_polars"), names)
     assert as_the_ledger_says(known, answered(names["by_team"].select(*COLUMNS).rows()))
+    names |= {"json": json}
+    held_us = pl.col("busy_us") + pl.col("allocated_idle_us") + pl.col("allocated_unknown_us")
+    for label, expression in of_labels("polars").items():
+        by_value = scan.to_polars().group_by(eval(expression, names).alias("value")).agg(held_us.sum())
+        assert {value: us for value, us in by_value.rows() if us} == held_by(known, label)
+    for label, expression in of_labels("pandas").items():
+        values = eval(expression, names).astype(object)
+        sums = names["frame"].held_us.groupby(values.where(values.notna(), ""), dropna=False).sum()
+        assert {value or None: us for value, us in sums.items() if us} == held_by(known, label)
+
+
+def test_duckdb_with_labels(known: PublishedLedger) -> None:
+    connection = known.connect().open(USAGE_HOURLY).scan().to_duckdb("usage_hourly")
+    for label, expression in of_labels("DuckDB").items():
+        found = held_on(lambda sql: connection.sql(sql).fetchall(), expression, "usage_hourly")
+        assert found == held_by(known, label)
+    connection.close()
 
 
 def test_clickhouse(known: PublishedLedger) -> None:
@@ -109,6 +130,10 @@ def test_clickhouse(known: PublishedLedger) -> None:
     asked = shown.replace("/lake/gputally_prod_eu/usage_hourly", place).replace("00012-….metadata.json", version)
     rows = clickhouse_rows(asked)
     assert as_the_ledger_says(known, answered([tuple(row[name] for name in COLUMNS) for row in rows]))
+    (read,) = re.findall(r"^FROM (icebergLocal\(.*\))$", asked, re.MULTILINE)
+    for label, expression in of_labels("ClickHouse").items():
+        found = held_on(lambda sql: [tuple(row.values()) for row in clickhouse_rows(sql)], expression, read)
+        assert found == held_by(known, label)
 
 
 def test_clickhouse_over_all_ledgers(known: PublishedLedger, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,6 +147,26 @@ def test_clickhouse_over_all_ledgers(known: PublishedLedger, capsys: pytest.Capt
         found = of_both(block("sql", holding="FROM usage"), rows)
         assert found == of_the_ledgers(known, other)
         other.connect().retire()
+
+
+def of_labels(engine: str) -> dict[Dimension, str]:
+    """Return the page's expressions for the values of two labels on an engine, by the label."""
+    (row,) = re.findall(rf"^\| {engine} \| `(.*)` \| `(.*)` \|$", LAKE_PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return dict(zip((PROJECT, CENTRE), row, strict=True))
+
+
+def held_by(known: PublishedLedger, label: Dimension) -> dict[str | None, int]:
+    """Return the held GPU-µs of each value of a label as the ledger has it; None: unknown."""
+    lines = present(known.ledger).usage(SPAN, (label,)).lines()
+    found = {line.key[label] or None: line.accounts_gpu_us.allocated for line in lines}
+    assert {None, UNASSIGNED} < found.keys()
+    return {value: held for value, held in found.items() if held}
+
+
+def held_on(rows: Callable[[str], list[tuple[Any, ...]]], expression: str, table: str) -> dict[str | None, int]:
+    """Return the held GPU-µs of each value of a label on an engine."""
+    held = "sum(busy_us + allocated_idle_us + allocated_unknown_us)"
+    return {value: int(us) for value, us in rows(f"SELECT {expression}, {held} FROM {table} GROUP BY 1") if us}
 
 
 def of_ledger(sql: str, catalog: str, known: PublishedLedger) -> str:
@@ -181,6 +226,7 @@ def answered(rows: list[tuple[Any, ...]]) -> Answer:
     }
 
 
+@pytest.mark.timeout(600)
 def test_spark_over_a_rest_catalog(
     over_rest: PublishedLedger, rest_catalog: RestCatalog, object_store: ObjectStore, spark_cluster: SparkCluster
 ) -> None:
@@ -193,6 +239,9 @@ def test_spark_over_a_rest_catalog(
         spark_cluster.session.conf.set(f"spark.sql.catalog.{name}.{key}", object_store.iceberg[key])
     one = block("sql", holding="FROM lake.")
     assert as_the_ledger_says(over_rest, answered(spark_cluster.rows(of_ledger(one, name, over_rest))))
+    table = of_ledger("lake.gputally_prod_eu.usage_hourly", name, over_rest)
+    for label, expression in of_labels("Spark").items():
+        assert held_on(spark_cluster.rows, expression, table) == held_by(over_rest, label)
 
 
 @pytest.mark.timeout(600)
@@ -212,6 +261,9 @@ def test_trino_over_a_rest_catalog(
     trino.create_catalog(name, {**shown, **keys})
     one = block("sql", holding="FROM lake.")
     assert as_the_ledger_says(over_rest, answered(trino.rows(of_ledger(one, name, over_rest))))
+    table = of_ledger("lake.gputally_prod_eu.usage_hourly", name, over_rest)
+    for label, expression in of_labels("Trino").items():
+        assert held_on(trino.rows, expression, table) == held_by(over_rest, label)
     query = of_all_ledgers(over_rest, "trino", name, capsys)
     found = of_both(block("sql", holding="FROM usage"), lambda sql: trino.rows(f"WITH usage AS ({query}) {sql}"))
     theirs = of_the_ledgers(over_rest, beside_rest)

@@ -33,10 +33,10 @@ def with_parameters(question: exp.Select) -> tuple[exp.Select, dict[str, str]]:
 
 
 def sql_text(question: exp.Select, dialect: str, table_of: Callable[[str], exp.Table]) -> str:
-    """The query in an engine's dialect; texts in it are quoted as the dialect demands. table_of: the engine's table for
-    the name of a table."""
+    """The query in an engine's dialect. Texts are quoted as the dialect demands, and so are all names, because some
+    dialects reserve one of them. table_of: the engine's table for the name of a table."""
     tables = question.transform(lambda node: table_of(node.name) if isinstance(node, exp.Table) else node)
-    return tables.sql(dialect=dialect)
+    return tables.sql(dialect=dialect, identify=True)
 
 
 def with_unknown_columns(run: Callable[[exp.Select], pa.Table], question: exp.Select) -> pa.Table:
