@@ -23,14 +23,16 @@ from accountant.lake import tables
 from accountant.lake.engines.duckdb.engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue, Removed
 from accountant.lake.publisher import LakeComparison, Published
+from accountant.ledger.protocols import Facts
 from accountant.prices.price_book import Billing, Commitment, IdlePolicy, PriceBook
 from accountant.reports import report_builder
 from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import Holder
 from tests.hypothesis_examples import examples
-from tests.lake.comparison_queries import HOUR, SPAN, KeptLedger, PublishedLedger, age, overwrite, published
+from tests.lake.comparison_queries import HOUR, PROJECT, SPAN, KeptLedger, PublishedLedger, age, overwrite, published
 from tests.lake.publishers import Unplugged, another_process
 from tests.ledger.busy_ledger import BOOK, HAND
+from tests.ledger.conftest import START_MS
 from tests.moments import present
 
 SEPTEMBER = Month(2026, 9)
@@ -186,6 +188,22 @@ def test_late_records_write_their_day_again(running):
     (line,) = present(running.ledger).usage((after["start_ms"], after["end_ms"]), ()).lines()
     assert after["busy_us"] == line.accounts_gpu_us.busy > before["busy_us"]
     assert after["end_ms"] == before["end_ms"] + 2 * HOUR
+
+
+def test_labels_that_are_seen_late_write_their_day_again(running):
+    def held(one: Any) -> dict[str, int]:
+        lines = one.usage(SPAN, (PROJECT,), {"pod": ("p5",)}).lines()
+        return {line.key[PROJECT]: line.accounts_gpu_us.allocated for line in lines}
+
+    before = held(present(running.ledger))
+    assert set(before) == {""}, "nobody has seen the labels of this pod"
+    late = HAND.fact(
+        1, "p5", namespace="ns-1", name="p5", workload="Job/j1", created_ms=START_MS, labels={"project": "late"}
+    )
+    running.ledger.observe(Facts(pods=(("prod", late),)), running.clock.wall_ms())
+    assert len(running.publisher.publish().days) == 1
+    with closing(DuckDbEngine(running.connect())) as engine:
+        assert held(running.asked(engine)) == held(present(running.ledger)) == {"late": before[""]}
 
 
 def test_the_lake_tells_of_a_day_that_was_written_again_without_newer_records(running):
