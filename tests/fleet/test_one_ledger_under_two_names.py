@@ -135,7 +135,7 @@ def test_a_copy_leaves_no_note_at_a_ledger_that_has_gone_on(old, tmp_path):
     with copy_of(old, tmp_path) as restored:
         old.clock.advance(HOUR)
         act = NewAct(SPAN[1], "delivery", "mail", "ana", "sent", "{}")
-        old.ledger.record([act], old.ledger.last_act())
+        old.ledger.record([act], old.ledger.status().last_act)
         old.publisher.publish()
         restored.clock.advance(2 * HOUR)
         restored.publisher.publish()
