@@ -16,10 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
+from accountant.__main__ import main
 from accountant.composition import Service
 from accountant.web.job_list_page import COLUMNS
 from accountant.wire.option_types import JobOrder
 from gputally.base.clock import VirtualClock
+from gputally.server.https_server import serve
 from tests.http.conftest import INVENTORY, MINUTE_MS, NOW_MS, bearer, client_of, settings_in, token_entry
 from tests.http.quarter_hours import NOW, held
 from tests.price_books import price_book_text
@@ -217,3 +219,29 @@ def test_a_view_is_saved_by_its_name(tmp_path: Path, clock: VirtualClock) -> Non
         assert client.post("/views", data=form, follow_redirects=False).headers["location"] == address
         assert address in unescape(client.get("/jobs", headers=PAGE).text)
         assert client.post("/views", data=form | {"address": "/month"}).status_code == 422
+
+
+def test_the_command_has_the_jobs_columns_and_file_of_a_view(
+    service: Service, client: TestClient, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    token = tmp_path / "token"
+    token.write_text(next(iter(bearer("all").values())).removeprefix("Bearer "))
+
+    def run(*options: str) -> bytes:
+        with serve(service.app, "127.0.0.1", 0) as url:
+            code = main(["jobs", "--url", url, "--token-file", str(token), "--start", "12h", *options])
+        out, err = capsysbinary.readouterr()
+        assert code == 0, err
+        return out
+
+    query = "start=12h&where.label:project=vision-project&sort=gpu_hours&reverse=true&columns=user,cost"
+    options = ("--where", "label:project=vision-project", "--sort", "gpu_hours", "--reverse", "--columns", "user,cost")
+    rows = list(csv.DictReader(io.StringIO(run(*options, "--output", "csv").decode())))
+    assert [row["id"] for row in rows] == ids(client, query.partition("&columns")[0]) == [WAITS, TRAIN]
+    assert set(rows[0]) == {
+        "id", "cluster", "namespace", "job", "users", "currency", "cost", "unpriced_gpu_hours",
+    }  # fmt: skip
+    table = run(*options).decode()
+    assert "vision-user" in table
+    assert "waited" not in table
+    assert run(*options, "--output", "parquet") == client.get(f"/jobs.parquet?{query}").content
