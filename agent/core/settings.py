@@ -131,7 +131,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         str,
         Meta(
             description="Sharing systems of this node, separated by commas, by their names in gputally plugins: "
-            "schedulers whose pods hold GPUs for others (kai), systems of virtual devices (hami); empty: none."
+            "schedulers whose pods hold GPUs for others, and systems of virtual devices; empty: none."
         ),
     ] = "kai"
     kubelet_socket: Annotated[

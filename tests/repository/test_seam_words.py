@@ -90,7 +90,6 @@ NAMED_ELSEWHERE = SCHEDULERS | {
     "hami(?!lton)": {
         "accountant/histories/prometheus/exporter_series.py": "history of pods that shared GPUs by it",
         "accountant/histories/prometheus/pod_history.py": "history of pods that shared GPUs by it",
-        "agent/core/settings.py": "an example of gpu_sharing",
     },
     "xlsx": {},
     "pdf": {
