@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -16,6 +16,7 @@ class present:
         def answer(*arguments: Any, **named: Any) -> Any:
             span = {"usage": lambda edges, *_: (edges[0], edges[-1]), "imbalance": lambda *span: span}.get(question)
             with self._ledger.moment(*(() if span is None else span(*arguments))) as moment:
-                return getattr(moment, question)(*arguments, **named)
+                found = getattr(moment, question)(*arguments, **named)
+                return list(found) if isinstance(found, Iterator) else found
 
         return answer

@@ -17,24 +17,25 @@ from fastapi import Depends, Request
 
 from accountant.api.answer_cache import AnswerCache
 from accountant.api.middleware import BodyLimits
-from accountant.billing.job_attempts import HoldQuestions
-from accountant.billing.job_costs import JobQuestions
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.corrections_and_adjustments import Proposal
 from accountant.core.errors import LedgerFailed, OverQuota
 from accountant.core.periods import Month
 from accountant.core.settings import Limits, Settings
-from accountant.ledger.protocols import GpuOwnership, JobKey, Ledger, MisdatedRecords, Quarantined, SavedView
+from accountant.ledger.protocols import (
+    Ledger,
+    MisdatedRecords,
+    Moment,
+    SavedView,
+)
 from accountant.notifications.dispatcher import Dispatcher
 from accountant.prices.price_book import PriceBook
 from accountant.reports.figure_formatting import silence_note
-from accountant.reports.report_builder import ReportQuestions
 from accountant.runtime.clock_step_guard import GuardedClock
 from accountant.runtime.ingest import Ingest
 from accountant.runtime.job_and_task_metrics import AccountantMetrics
 from accountant.storage.backups import KeptBackups
 from accountant.storage.folder_or_object_store import open_store
-from accountant.storage.read_snapshot import Hole, Imbalance
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_DAY
@@ -49,42 +50,6 @@ if TYPE_CHECKING:  # an accountant without a lake does not load its libraries
 
 CallerQuota = Literal["acts", "decisions"]
 """The quotas of a caller, whatever node it speaks of."""
-
-
-class LedgerSnapshot(JobQuestions, ReportQuestions, HoldQuestions, Protocol):
-    """Read access to one commit (accountant.storage.read_snapshot)."""
-
-    def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
-        """The jobs (`Kind/name`) of a namespace's pods."""
-        ...
-
-    def job_of(self, cluster: str, uid: str) -> JobKey | None:
-        """The job of a pod, None if the pod is unknown."""
-        ...
-
-    def gpu_owners(self) -> tuple[GpuOwnership, ...]:
-        """Which nodes each GPU belonged to, sorted by cluster and UUID."""
-        ...
-
-    def imbalance(self, start_ms: int, end_ms: int) -> Imbalance:
-        """What does not add up in the span."""
-        ...
-
-    def misdated(self, now_ms: int) -> tuple[MisdatedRecords, ...]:
-        """The items dated later than `now_ms`, by kind."""
-        ...
-
-    def quarantined_rows(self, most: int) -> int:
-        """The number of quarantined records, up to `most`."""
-        ...
-
-    def quarantined(self, limit: int = 1000) -> list[Quarantined]:
-        """The quarantined records, newest first."""
-        ...
-
-    def holes(self, limit: int = 1000) -> list[Hole]:
-        """The gaps in the sequence numbers of the agents' outboxes: records that are lost."""
-        ...
 
 
 class ServedLedger(Ledger, Protocol):
@@ -106,7 +71,7 @@ class ServedLedger(Ledger, Protocol):
         """Quarantines or redates what is dated in the future. Raises accountant.core.errors.CannotRedate."""
         ...
 
-    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[LedgerSnapshot]:
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[Moment]:
         """A snapshot, all answers of which come from one commit. start_ms, end_ms: a span whose raw rows must be
         readable, because queries in it may begin or end inside an hour."""
         ...

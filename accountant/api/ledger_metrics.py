@@ -21,14 +21,14 @@ from typing import TypeVar
 import structlog
 from prometheus_client.core import Metric
 
-from accountant.api.dependencies import LedgerSnapshot, ServedLedger
+from accountant.api.dependencies import ServedLedger
 from accountant.api.operator_routes import MOST_QUARANTINED
 from accountant.billing.budget_forecast import states
 from accountant.billing.charge import ALLOCATED, Charge, quantify
 from accountant.billing.usage_pricing import charges, cost
 from accountant.core.periods import Month
 from accountant.core.settings import Settings
-from accountant.ledger.protocols import NodeFacts, Questions
+from accountant.ledger.protocols import Moment, NodeFacts
 from accountant.ledger.usage import ACCOUNTS, coverage
 from accountant.prices.price_book import PriceBook
 from accountant.runtime.job_and_task_metrics import CachingCollector
@@ -47,7 +47,7 @@ _GPU_US = BUCKET_MS * US_PER_MS
 Key = TypeVar("Key", bound=tuple[str, ...])
 
 
-def families(ledger: Questions, book: PriceBook | None, settled_ms: int, timezone: str) -> Iterator[Metric]:
+def families(ledger: Moment, book: PriceBook | None, settled_ms: int, timezone: str) -> Iterator[Metric]:
     """The figures of the quarter-hour that ends at `settled_ms`; the rows until then are expected to have arrived."""
     start, end = settled_ms - BUCKET_MS, settled_ms
     charged = charges(ledger, book, start, end, ("team",), None, timezone)
@@ -124,7 +124,7 @@ def _burn_rates(charged: list[Charge], book: PriceBook | None) -> Iterator[tuple
         yield (team, book.currency), float(hourly)
 
 
-def _unmetered(ledger: Questions, start_ms: int, end_ms: int) -> dict[tuple[str], int]:
+def _unmetered(ledger: Moment, start_ms: int, end_ms: int) -> dict[tuple[str], int]:
     """GPU-µs of unmetered time of the MOST_NODES nodes with the most, by (node,)."""
     if (coverage(ledger.usage((start_ms, end_ms), ())) or 0) >= 1:
         return {}
@@ -224,7 +224,7 @@ class LedgerCollector(CachingCollector):
             yield from self._budgets(moment, policy, month, settled)
             yield from self._trust(moment, start, settled, now_ms)
 
-    def _month(self, moment: LedgerSnapshot, start_ms: int, settled_ms: int) -> Iterator[Metric]:
+    def _month(self, moment: Moment, start_ms: int, settled_ms: int) -> Iterator[Metric]:
         zone, has_begun, book = self._settings.timezone, settled_ms > start_ms, self._book()
         usage = moment.usage((start_ms, settled_ms), ("team", "gpu_model"), None, zone).lines() if has_begun else []
         by_model, by_team = by_account(usage)
@@ -258,9 +258,7 @@ class LedgerCollector(CachingCollector):
             labels=["team", "currency"],
         )
 
-    def _budgets(
-        self, moment: LedgerSnapshot, policy: Policy | None, month: Month, settled_ms: int
-    ) -> Iterator[Metric]:
+    def _budgets(self, moment: Moment, policy: Policy | None, month: Month, settled_ms: int) -> Iterator[Metric]:
         """The families of the policy's budgets. A budget with unknown spend has no share. The label `team` is the
         budget's team, or the team of its queue."""
         budgets = []
@@ -304,7 +302,7 @@ class LedgerCollector(CachingCollector):
             labels=[*_BUDGET, "bound"],
         )
 
-    def _trust(self, moment: LedgerSnapshot, start_ms: int, settled_ms: int, now_ms: int) -> Iterator[Metric]:
+    def _trust(self, moment: Moment, start_ms: int, settled_ms: int, now_ms: int) -> Iterator[Metric]:
         share = coverage(moment.usage((start_ms, settled_ms), ())) if settled_ms > start_ms else None
         yield _figure(
             "gputally_ledger_coverage_ratio",

@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from accountant.api.problems import Refusal, with_faults
 from accountant.core import periods
 from accountant.core.settings import Limits
-from accountant.ledger.protocols import WithStatus
+from accountant.ledger.protocols import ReadableLedger
 from accountant.reports.figure_formatting import age_note
 from accountant.wire.usage_cost_and_job_models import (
     BUILT_IN,
@@ -288,7 +288,7 @@ def _parsed(parameter: str, text: str, parse: Callable[[str], int]) -> int:
 
 
 def check_cost(
-    ledger: WithStatus,
+    ledger: ReadableLedger,
     limits: Limits,
     span: QuerySpan,
     width: int = 1,
@@ -314,7 +314,7 @@ JOBS_WIDTH: Final = 4
 """Dimensions that identify a job and its payer."""
 
 
-def estimate(ledger: WithStatus, span: QuerySpan, width: int = 1, clusters: Sequence[str] = ()) -> int:
+def estimate(ledger: ReadableLedger, span: QuerySpan, width: int = 1, clusters: Sequence[str] = ()) -> int:
     """Estimates the GPU-hours that a query adds up.
 
     width: number of dimensions of the groups.
@@ -324,7 +324,7 @@ def estimate(ledger: WithStatus, span: QuerySpan, width: int = 1, clusters: Sequ
     return hours * max(1, width)
 
 
-def refusal(ledger: WithStatus, most: int, span: QuerySpan, width: int = 1, clusters: Sequence[str] = ()) -> str:
+def refusal(ledger: ReadableLedger, most: int, span: QuerySpan, width: int = 1, clusters: Sequence[str] = ()) -> str:
     """Why a query is too large, and how to make it smaller, as the rest of a sentence; "" if it is allowed. most: the
     largest allowed `estimate`."""
     gpu_hours = estimate(ledger, span, width, clusters)

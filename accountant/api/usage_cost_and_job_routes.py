@@ -25,7 +25,7 @@ from accountant.api.access_control import (
     team_filter,
 )
 from accountant.api.answer_cache import PackedList, PagedQuery, open_page, pack
-from accountant.api.dependencies import AppDeps, Deps, LedgerSnapshot
+from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal, refuses, with_body
 from accountant.api.query_parameters import (
     JOBS_WIDTH,
@@ -51,7 +51,7 @@ from accountant.billing.usage_pricing import cost
 from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.core.window_decay import bounds
-from accountant.ledger.protocols import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey
+from accountant.ledger.protocols import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey, Moment
 from accountant.ledger.usage import coverage
 from accountant.reports.figure_formatting import age_note
 from accountant.wire import window_decays
@@ -198,9 +198,9 @@ def window(params: Annotated[WindowParams, Query()], deps: AppDeps, principal: R
         raise invalid("kind", fault_text(error.errors()[0])) from error
     span = asked(*bounds(spec, at, zone), deps.settings.limits, parameter="size")
     _check_cost(deps, spec, span, params.cluster)
-    return deps.ledger.window(
-        spec, at, params.measure, params.min_coverage, book=deps.book(), shard=params.shard, cluster=params.cluster
-    )
+    of = {"shard": params.shard, "cluster": params.cluster}
+    with deps.ledger.moment() as moment:
+        return moment.window(spec, at, params.measure, params.min_coverage, book=deps.book(), **of)
 
 
 def _check_cost(deps: Deps, spec: WindowSpec, span: QuerySpan, cluster: str | None) -> None:
@@ -277,7 +277,7 @@ def waits(params: Annotated[WaitParams, Query()], deps: AppDeps, principal: Read
     groups: dict[str, list[PodWait]] = defaultdict(list)
     end_ms = min(now, span.end_ms)
     with deps.ledger.moment() as moment:
-        pods = moment.pods(span.start_ms, span.end_ms)
+        pods = list(moment.pods(span.start_ms, span.end_ms))
     for pod, wait in waits_within(pods, span.start_ms, end_ms):
         if (principal.teams is None or pod.team in principal.teams) and params.cluster in (None, pod.cluster):
             key = {"team": pod.team, "queue": pod.queue, "namespace": pod.facts.namespace}[params.by]
@@ -463,7 +463,7 @@ def get_job(id: Id, params: Annotated[JobParams, Query()], deps: AppDeps, princi
 MOST_DECISIONS = 500
 
 
-def decisions_about(moment: LedgerSnapshot, key: JobKey, start_ms: int, end_ms: int) -> list[Decision]:
+def decisions_about(moment: Moment, key: JobKey, start_ms: int, end_ms: int) -> list[Decision]:
     """The newest decisions of a span about a job's preemptions, and about its own claims."""
     until_ms = end_ms + job_attempts.CLOCKS_DIFFER_MS
     gangs = job_attempts.gangs_of(key)
@@ -476,7 +476,7 @@ def decisions_about(moment: LedgerSnapshot, key: JobKey, start_ms: int, end_ms: 
 
 def with_attempts(
     answer: JobAnswer,
-    moment: LedgerSnapshot,
+    moment: Moment,
     span: QuerySpan,
     decisions: Sequence[Decision],
     principal: Principal,
@@ -565,7 +565,7 @@ def _store_reports(
     return ReportCount(recorded=new, known=len(reports) - new)
 
 
-def _check_reporter(moment: LedgerSnapshot, principal: Principal, key: JobKey) -> None:
+def _check_reporter(moment: Moment, principal: Principal, key: JobKey) -> None:
     """Raises Refusal if a pod reports for a job other than its own, or if a person or program reports for a job that
     has held no GPU yet, or that the caller's teams did not pay for."""
     if principal.pod is not None and principal.cluster is not None:

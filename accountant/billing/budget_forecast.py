@@ -31,7 +31,7 @@ from typing import Final, NamedTuple
 from accountant.billing.charge import ALLOCATED, Charge, quantify, quantify_together, total_cost
 from accountant.billing.usage_pricing import charges
 from accountant.core.periods import Month, day_span, days, zone
-from accountant.ledger.protocols import Questions
+from accountant.ledger.protocols import Moment
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import Budget, Policy, PolicyVersion
 from accountant.wire.usage_cost_and_job_models import BudgetState, Dimension
@@ -136,7 +136,7 @@ NEVER: Final = Exhaustion()
 
 
 def states(
-    ledger: Questions, book: PriceBook | None, policy: Policy, month: Month, now_ms: int, timezone: str
+    ledger: Moment, book: PriceBook | None, policy: Policy, month: Month, now_ms: int, timezone: str
 ) -> list[BudgetState]:
     """The state of every budget of the policy, in the policy's order and each followed by those of its limits by GPU
     model, for the month up to now.

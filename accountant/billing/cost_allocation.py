@@ -28,7 +28,7 @@ from accountant.billing.statements import NOTHING_BESIDE, Statement, UnmeteredIt
 from accountant.billing.time_reallocation import spread_shares, whole_weights
 from accountant.billing.usage_pricing import charges, charges_by_grouping, pieces
 from accountant.core.periods import hours, zone
-from accountant.ledger.protocols import Questions, of_holders, without_holder
+from accountant.ledger.protocols import Moment, of_holders, without_holder
 from accountant.ledger.usage import Place
 from accountant.prices.price_book import Billing, PriceBook, commitment_use
 from accountant.wire.policy_models import IDLE
@@ -42,7 +42,7 @@ _START_UP: Final[tuple[Detail, ...]] = ("starting", "gang_waiting")
 
 
 def bills(
-    ledger: Questions,
+    ledger: Moment,
     book: PriceBook | None,
     start_ms: int,
     end_ms: int,
@@ -55,7 +55,7 @@ def bills(
 
 
 def billed_tables(
-    ledger: Questions,
+    ledger: Moment,
     book: PriceBook | None,
     start_ms: int,
     end_ms: int,
@@ -102,7 +102,7 @@ def bill_start_up(columns: ChargeTable, billing: Billing, by: Sequence[Dimension
 
 
 def unused_commitments(
-    ledger: Questions, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str = "UTC"
+    ledger: Moment, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str = "UTC"
 ) -> list[Charge]:
     """GPU time that was paid for in advance and not used, by owner of the commitment. No account of the capacity
     contains it.
@@ -191,7 +191,7 @@ def weights(held: Iterable[Charge], by: Sequence[Dimension]) -> dict[tuple[str, 
 
 
 def bill_guarantees(
-    ledger: Questions,
+    ledger: Moment,
     book: PriceBook | None,
     unallocated: Sequence[Charge],
     billing: Billing,
@@ -249,7 +249,7 @@ def paid_by(team: str, key: tuple[str, ...], by: Sequence[Dimension]) -> tuple[s
 
 
 def statement(
-    ledger: Questions,
+    ledger: Moment,
     book: PriceBook | None,
     start_ms: int,
     end_ms: int,

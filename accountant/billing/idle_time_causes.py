@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 
 from accountant.billing.quota_usage import Lot, ModelSpans, reserve, unused_by_queue
 from accountant.core.periods import zone
-from accountant.ledger.protocols import Questions, of_holders
+from accountant.ledger.protocols import Moment, of_holders
 from accountant.ledger.usage import START_UP, Where
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 
@@ -34,7 +34,7 @@ Key = tuple[str, ...]
 
 
 def broken_down(
-    ledger: Questions,
+    ledger: Moment,
     lines: Iterable[UsageLine],
     start_ms: int,
     end_ms: int,
@@ -72,7 +72,7 @@ def broken_down(
 
 
 def _reserved(
-    ledger: Questions, start_ms: int, end_ms: int, dimensions: Sequence[Dimension], timezone: str
+    ledger: Moment, start_ms: int, end_ms: int, dimensions: Sequence[Dimension], timezone: str
 ) -> Iterable[tuple[dict[str, str], int]]:
     """Yields GPU-µs of reserved time with their dimension values: queue and team are those of the guarantee, the others
     those of the unallocated GPUs."""

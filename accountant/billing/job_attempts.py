@@ -14,13 +14,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final
 
 from accountant.billing.job_costs import BURN_MS, SETTLE_MS
-from accountant.billing.queue_waits import QueuedPod
 from accountant.core.claim_overlap import Span, union
 from accountant.core.record_age import silent_nodes
-from accountant.ledger.protocols import EpochReport, Hold, Holds, JobKey, NodeFacts, WithStatus
+from accountant.ledger.protocols import Hold, JobKey, Moment, NodeFacts
 from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision
 from accountant.wire.usage_cost_and_job_models import AttemptEnd, JobAttempt, NextHolder
@@ -51,29 +50,6 @@ _Taker = tuple[JobKey, str, str]
 """A job, with the team and the queue that its time is booked to."""
 
 
-class HoldQuestions(WithStatus, Protocol):
-    """The queries that attempts need. A read snapshot of the ledger answers them."""
-
-    def holds(
-        self,
-        spans: Sequence[Span],
-        *,
-        of: Collection[JobKey] | None = None,
-        gpus: Collection[tuple[str, str]] | None = None,
-    ) -> Holds | None:
-        """Who held which GPUs in these spans, from when to when. of: only these jobs. gpus: only
-        these, as pairs of cluster and UUID. None: the ledger has only sums of whole hours."""
-        ...
-
-    def pods(
-        self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None, waiting: bool = False
-    ) -> list[QueuedPod]: ...
-
-    def epochs(self, *, of: Collection[JobKey] | None = None) -> list[EpochReport]: ...
-
-    def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, Span]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Attempts:
     """The newest attempts of a job, in order of time. earlier: the number of those before; None if it is unknown."""
@@ -98,7 +74,7 @@ class _Stretch:
 
 
 def attempts(
-    ledger: HoldQuestions,
+    ledger: Moment,
     key: JobKey,
     span: Span,
     decisions: Iterable[Decision],
@@ -234,7 +210,7 @@ def _stretches(holds: Sequence[Hold]) -> list[_Stretch]:
 
 
 def _next_holders(
-    ledger: HoldQuestions, key: JobKey, stopped: Sequence[_Stretch], teams: Collection[str] | None
+    ledger: Moment, key: JobKey, stopped: Sequence[_Stretch], teams: Collection[str] | None
 ) -> Mapping[int, tuple[NextHolder, ...] | None]:
     """Who held the GPUs of each attempt next, by the id of the attempt; None if the ledger has too much to tell."""
     if not stopped:

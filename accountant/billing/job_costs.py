@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from itertools import product
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -41,12 +41,12 @@ from accountant.billing.charge import (
     unpriced_us,
 )
 from accountant.billing.charge_table import ACCOUNT, KEY, NO_CHARGES, PRICE, TIME, ChargeTable, numbered
-from accountant.billing.queue_waits import JobPods, QueuedPod, pods_by_job
+from accountant.billing.queue_waits import pods_by_job
 from accountant.billing.usage_pricing import charge_table, charges, pieces
 from accountant.core.claim_overlap import Span
 from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.core.record_age import silent_nodes
-from accountant.ledger.protocols import EpochReport, JobKey, Questions, of_holders
+from accountant.ledger.protocols import EpochReport, JobKey, JobPods, Moment, QueuedPod, of_holders
 from accountant.ledger.usage import HELD, PRICED_BY, Place, Usage, Where
 from accountant.prices.price_book import Price, PriceBook
 from accountant.wire.option_types import JobKind, JobOrder, JobState
@@ -139,50 +139,6 @@ SETTLE_MS: Final = 2 * 60_000
 _LAST_MS: Final = BURN_MS + SETTLE_MS
 """Who held a GPU this long before the last record of its node held it until then."""
 RATE_PLACES: Final = 6
-
-
-class EpochQuestions(Questions, Protocol):
-    """The queries that epochs need. A read snapshot of the ledger answers them."""
-
-    def epochs(self, span: Span | None = None, *, of: Collection[JobKey] | None = None) -> list[EpochReport]:
-        """The epochs that ended in the span, by job and instant.
-
-        span: None: all time.
-        of: only epochs of these jobs; None: all."""
-        ...
-
-
-class JobQuestions(EpochQuestions, Protocol):
-    """The queries that jobs need."""
-
-    def pods(
-        self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None, waiting: bool = False
-    ) -> list[QueuedPod]:
-        """The pods of a span.
-
-        of: only pods of these jobs.
-        waiting: only pods without a known placement or end."""
-        ...
-
-    def each_pod(self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None) -> Iterator[QueuedPod]:
-        """The pods of a span one after the other, in any order, so that they are not in memory together. The ledger
-        answers nothing else until the last one has been read.
-
-        of: only pods of these jobs; None: all."""
-        ...
-
-    def pods_by_job(self, start_ms: int, end_ms: int) -> Mapping[JobKey, JobPods]:
-        """The numbers of pods of each job of a span."""
-        ...
-
-    def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
-        """The first and last instant (ms) at which each of these jobs held a GPU. Jobs that never held one are
-        missing."""
-        ...
-
-    def epoch_counts(self, keys: Collection[JobKey]) -> Mapping[JobKey, int]:
-        """The number of epochs of each of these jobs. Jobs without one may be missing."""
-        ...
 
 
 class _Time(NamedTuple):
@@ -310,7 +266,7 @@ class JobList:
 
     def __init__(
         self,
-        ledger: JobQuestions,
+        ledger: Moment,
         book: PriceBook | None,
         span: Span,
         until_ms: int,
@@ -334,9 +290,11 @@ class JobList:
             self._burning = _HeldTime(NO_CHARGES)
         only = _only(where)
         if only is not None:
-            pods: Mapping[JobKey, JobPods] = pods_by_job(filter(self._counts, ledger.each_pod(*span, of=only)))
+            pods: Mapping[JobKey, JobPods] = pods_by_job(
+                filter(self._counts, ledger.pods(*span, of=only, ordered=False))
+            )
         elif where:
-            pods = pods_by_job(filter(self._counts, ledger.each_pod(*span)))
+            pods = pods_by_job(filter(self._counts, ledger.pods(*span, ordered=False)))
         else:
             pods = ledger.pods_by_job(*span)
         self._unseen = self._unseen_jobs(pods)
@@ -358,7 +316,7 @@ class JobList:
             return set()
         unseen, seen = set[JobKey](), set[JobKey]()
         begun = {key for key, of in pods.items() if of.placed and of.ended < of.pods and key not in self._burning}
-        for pod in self._ledger.each_pod(*self._span, of=begun) if begun else ():
+        for pod in self._ledger.pods(*self._span, of=begun, ordered=False) if begun else ():
             facts = pod.facts
             if facts.ended_ms is None and (facts.scheduled_ms is not None or facts.started_ms is not None):
                 (unseen if (pod.cluster, facts.node) in silent else seen).add(pod.key)
@@ -390,7 +348,7 @@ class JobList:
         keys = {one.key for one in chosen}
         held, epochs = self._ledger.extents(keys), self._ledger.epoch_counts(keys)
         pods: dict[JobKey, _ShownPods] = defaultdict(_ShownPods)
-        for pod in self._ledger.each_pod(*self._span, of=keys):
+        for pod in self._ledger.pods(*self._span, of=keys, ordered=False):
             if self._counts(pod):
                 pods[pod.key].add(pod)
         for one in called_off.each(chosen):
@@ -564,7 +522,7 @@ _BY_JOB: Final[Mapping[JobOrder, Callable[[Job], Any]]] = {
 
 
 def list_jobs(
-    ledger: JobQuestions,
+    ledger: Moment,
     book: PriceBook | None,
     start_ms: int,
     end_ms: int,
@@ -579,7 +537,7 @@ def list_jobs(
 
 
 def job(
-    ledger: JobQuestions,
+    ledger: Moment,
     book: PriceBook | None,
     key: JobKey,
     span: Span,
@@ -624,7 +582,7 @@ def job(
 
 
 def lifetime_costs(
-    ledger: JobQuestions, book: PriceBook | None, keys: Collection[JobKey], now_ms: int, timezone: str = "UTC"
+    ledger: Moment, book: PriceBook | None, keys: Collection[JobKey], now_ms: int, timezone: str = "UTC"
 ) -> dict[JobKey, dict[str, Decimal]]:
     """The cost of each of these jobs from its beginning until now, by GPU model.
 
@@ -662,7 +620,7 @@ def _only(where: Where | None) -> Collection[JobKey] | None:
 
 
 def epoch_lines(
-    ledger: EpochQuestions,
+    ledger: Moment,
     book: PriceBook | None,
     reports: Iterable[EpochReport],
     span: tuple[int, int],
@@ -694,13 +652,13 @@ def _rounded(value: Fraction) -> Decimal:
     return Decimal(round(value * 10**RATE_PLACES)).scaleb(-RATE_PLACES)
 
 
-def beginning(ledger: JobQuestions, key: JobKey, end_ms: int) -> int | None:
+def beginning(ledger: Moment, key: JobKey, end_ms: int) -> int | None:
     """Returns when a job first held a GPU, or else when its first pod was created; None if neither is known. end_ms:
     later pods are not considered."""
     held = ledger.extents({key}).get(key)
     if held is not None:
         return held[0]
-    created = [pod.facts.created_ms for pod in ledger.each_pod(0, end_ms, of={key})]
+    created = [pod.facts.created_ms for pod in ledger.pods(0, end_ms, of={key}, ordered=False)]
     return min((at for at in created if at is not None), default=None)
 
 

@@ -12,45 +12,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from msgspec import structs
 
-from accountant.ledger.protocols import JobKey
+from accountant.ledger.protocols import JobKey, JobPods, QueuedPod
 from agent.wire import PodFacts
-
-
-@dataclass(frozen=True, slots=True)
-class QueuedPod:
-    """A pod, with the team and the queue that it had when it was created."""
-
-    cluster: str
-    team: str
-    queue: str
-    facts: PodFacts
-
-    @property
-    def key(self) -> JobKey:
-        """The job of the pod; a pod without a workload is its own job."""
-        return JobKey.of_pod(self.cluster, self.facts.namespace, self.facts.workload, self.facts.name)
-
-
-class JobPods(NamedTuple):
-    """How many pods a job has, how many of them have ended, and how many have been placed or started.
-
-    queued_ms: the longest time in its queue of a pod that no longer waits; None if none is known.
-    waiting_since_ms: the creation of the pod that has waited longest and still waits; None without one."""
-
-    pods: int
-    ended: int
-    placed: int
-    queued_ms: int | None
-    waiting_since_ms: int | None
-
-    def waited_ms(self, now_ms: int) -> int | None:
-        """The longest wait of a pod in its queue, as `pod_wait` gives it; None if none is known."""
-        waiting = None if self.waiting_since_ms is None else max(0, now_ms - self.waiting_since_ms)
-        return max((wait for wait in (self.queued_ms, waiting) if wait is not None), default=None)
 
 
 def pods_by_job(pods: Iterable[QueuedPod]) -> dict[JobKey, JobPods]:

@@ -38,7 +38,7 @@ from accountant.billing.time_reallocation import by_memory, memory_to_compute
 from accountant.core.claim_overlap import Span
 from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.core.periods import hours, zone
-from accountant.ledger.protocols import Questions, of_holders
+from accountant.ledger.protocols import Moment, of_holders
 from accountant.ledger.usage import (
     ACCOUNTS,
     LENT,
@@ -68,7 +68,7 @@ def pieces(book: PriceBook | None, start_ms: int, end_ms: int) -> list[Span]:
 
 
 def charges(
-    ledger: Questions,
+    ledger: Moment,
     book: PriceBook | None,
     start_ms: int,
     end_ms: int,
@@ -86,7 +86,7 @@ def charges(
 
 
 def charge_table(
-    ledger: Questions,
+    ledger: Moment,
     book: PriceBook | None,
     start_ms: int,
     end_ms: int,
@@ -142,7 +142,7 @@ def _at_commitments(
 
 
 def _at_rows(
-    ledger: Questions,
+    ledger: Moment,
     book: PriceBook | None,
     spans: Sequence[Span],
     by: Sequence[Dimension],
@@ -279,7 +279,7 @@ def _found(values: Sequence[tuple[str, ...]], among: Sequence[tuple[str, ...]]) 
 
 
 def priced(
-    ledger: Questions,
+    ledger: Moment,
     book: PriceBook | None,
     usage: Usage,
     edges: Sequence[int],
@@ -297,7 +297,7 @@ def priced(
 
 
 def charges_by_grouping(
-    ledger: Questions,
+    ledger: Moment,
     book: PriceBook | None,
     start_ms: int,
     end_ms: int,
@@ -355,7 +355,7 @@ def split_in_order(group: Int64Array, gpu_us: Int64Array, limits: Int64Array) ->
 
 
 def cost(
-    ledger: Questions,
+    ledger: Moment,
     book: PriceBook | None,
     start_ms: int,
     end_ms: int,

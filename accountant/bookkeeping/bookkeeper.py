@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, replace
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import structlog
 from pydantic import TypeAdapter
@@ -87,18 +87,14 @@ from accountant.bookkeeping.month_closing import (
 )
 from accountant.bookkeeping.price_book_versions import BookVersion, ComposedPriceBook, PriceBooks
 from accountant.core.periods import Month, local_date, zone
-from accountant.ledger.journal import Act, ActKind, Journal, NewAct, record, retry_when_books_moved
-from accountant.ledger.protocols import Ledger, Quarantined, Questions
+from accountant.ledger.journal import Act, ActKind, NewAct, record, retry_when_books_moved
+from accountant.ledger.protocols import Ledger, Moment, Quarantined
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from gputally.base.clock import Clock
 from gputally.base.instants import midnight_ms
 from gputally.base.near_names import nearest, shown
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
-
-
-class Journalled(Ledger, Journal, Protocol):
-    """A ledger with its journal."""
 
 
 class _Books:
@@ -108,7 +104,7 @@ class _Books:
     books: returns the state after all acts."""
 
     def __init__(
-        self, ledger: Journalled, prices: PriceBooks, clock: Clock, timezone: str, books: Callable[[], ClosedMonths]
+        self, ledger: Ledger, prices: PriceBooks, clock: Clock, timezone: str, books: Callable[[], ClosedMonths]
     ) -> None:
         self._ledger = ledger
         self._prices = prices
@@ -384,18 +380,6 @@ MOST_QUARANTINED = 10_000
 """Maximum number of quarantined records that are checked for one month, the newest ones."""
 
 
-class BookkeepingMoment(Questions, Protocol):
-    """The state of one commit, with the newest records that were not booked."""
-
-    def quarantined(self, limit: int = 1000) -> list[Quarantined]: ...
-
-
-class BookkeepingLedger(Journalled, Protocol):
-    """A ledger with its journal."""
-
-    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[BookkeepingMoment]: ...
-
-
 class Bookkeeper:
     """Closes, reopens, publishes, corrects and prices months.
 
@@ -404,7 +388,7 @@ class Bookkeeper:
     look_back: number of recent closed months that are always checked for late records."""
 
     def __init__(
-        self, ledger: BookkeepingLedger, clock: Clock, timezone: str = "UTC", grace_days: int = 5, look_back: int = 12
+        self, ledger: Ledger, clock: Clock, timezone: str = "UTC", grace_days: int = 5, look_back: int = 12
     ) -> None:
         self._ledger = ledger
         self._clock = clock
@@ -683,7 +667,7 @@ class Bookkeeper:
         return chosen
 
     def _proposals(
-        self, books: ClosedMonths, months: Sequence[ClosedMonth], moment: Questions | None = None
+        self, books: ClosedMonths, months: Sequence[ClosedMonth], moment: Moment | None = None
     ) -> list[Proposal]:
         before = len(books.corrections)
         proposals = []
@@ -780,7 +764,7 @@ class Bookkeeper:
         return draft, [*found, *waiting_elsewhere([one.month for one in waiting])]
 
     def _open(
-        self, month: Month, books: ClosedMonths, book: PriceBook | None, moment: Questions | None = None
+        self, month: Month, books: ClosedMonths, book: PriceBook | None, moment: Moment | None = None
     ) -> Statement:
         """The statement of a month from the present records, with the items booked in it. The current month
         counts up to now.
@@ -798,7 +782,7 @@ class Bookkeeper:
         who: str,
         months: Sequence[ClosedMonth],
         new: PriceBook | None = None,
-        moment: Questions | None = None,
+        moment: Moment | None = None,
     ) -> tuple[ClosedMonths, list[NewAct]]:
         """The state with late changes of closed months, and the acts that book them.
 

@@ -36,7 +36,7 @@ from accountant.billing.statements import Adjustment, Correction, StatementLine,
 from accountant.billing.usage_pricing import charges_by_grouping
 from accountant.bookkeeping.month_closing import CannotClose
 from accountant.core.periods import Month, utc
-from accountant.ledger.protocols import Ledger, Questions
+from accountant.ledger.protocols import Ledger, Moment
 from accountant.ledger.usage import PRICED_BY
 from accountant.prices.price_book import PriceBook, Share
 from accountant.wire.policy_models import IDLE
@@ -288,7 +288,7 @@ class CreditLine:
     amount: Decimal
 
 
-def credit_lines(ledger: Questions, book: PriceBook, span: NodeSpan, timezone: str) -> list[CreditLine]:
+def credit_lines(ledger: Moment, book: PriceBook, span: NodeSpan, timezone: str) -> list[CreditLine]:
     """One line per team that held GPUs of the node. Raises CannotClose if held time has no price."""
     where: Mapping[Dimension, Collection[str]] = {"cluster": (span.cluster,), "node": (span.node,)}
     (columns,) = charges_by_grouping(ledger, book, span.start_ms, span.end_ms, (_BY,), timezone, where)

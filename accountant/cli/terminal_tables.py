@@ -38,9 +38,8 @@ from gputally.base.number_format import NOTHING, hours, percent
 from gputally.base.terminal import figures, table
 
 if TYPE_CHECKING:
-    from accountant.ledger.protocols import ClockReport, GpuOwnership, MisdatedRecords, RetiredDevice
+    from accountant.ledger.protocols import ClockReport, GpuOwnership, Imbalance, MisdatedRecords, RetiredDevice
     from accountant.storage.backups import Backup
-    from accountant.storage.read_snapshot import Imbalance
 
 NAMES = {IDLE: "(unallocated)", UNASSIGNED: "(unassigned)", "": NOTHING}
 """Text for the special names of teams and queues."""

@@ -425,9 +425,9 @@ class KaiUsageSource:
             clusters, most = () if cluster is None else (cluster,), self._limits.question_gpu_hours
             if reason := query_parameters.refusal(self._ledger, most, span, clusters=clusters):
                 raise QueryRefused(422, "bad_data", f"the window has {reason}")
-            window = self._ledger.window(
-                spec, end_ms, settings.measure, settings.min_coverage, book=self._book(), shard=shard, cluster=cluster
-            )
+            asked = spec, end_ms, settings.measure, settings.min_coverage
+            with self._ledger.moment() as moment:
+                window = moment.window(*asked, book=self._book(), shard=shard, cluster=cluster)
         except AccountantError as error:
             raise QueryRefused(503, "unavailable", str(error)) from error
         age_s = (at_ms - watermark) / MS_PER_SECOND if watermark is not None else float("inf")

@@ -30,7 +30,6 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -47,7 +46,6 @@ from fastapi.responses import PlainTextResponse, Response
 from accountant.api import query_parameters
 from accountant.api.query_parameters import QuerySpan
 from accountant.billing.charge import ALLOCATED, Charge
-from accountant.billing.queue_waits import QueuedPod
 from accountant.billing.time_reallocation import spread_shares, whole_weights
 from accountant.billing.usage_pricing import charges
 from accountant.compat.opencost_query import (
@@ -64,7 +62,7 @@ from accountant.compat.opencost_query import (
 )
 from accountant.core.errors import UnreadableLedger
 from accountant.core.settings import Limits
-from accountant.ledger.protocols import Ledger, NodeFacts, Questions
+from accountant.ledger.protocols import Moment, NodeFacts, QueuedPod, ReadableLedger
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import Dimension
@@ -601,25 +599,11 @@ _FIELDS = {"controllerName": "controller"}
 AllocationSets = list[tuple[Span, dict[str, OpenCostAllocation]]]
 
 
-class PodMoment(Questions, Protocol):
-    """The state of one commit, with its pods."""
-
-    def pods(self, start_ms: int, end_ms: int, *, placed: bool) -> list[QueuedPod]:
-        """The pods that existed in the span; placed: including those of which only the placement was seen."""
-        ...
-
-
-class PodLedger(Ledger, Protocol):
-    """A ledger with pods (accountant.storage.DuckLedger)."""
-
-    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[PodMoment]: ...
-
-
 class AllocationSource:
     """Answers queries for allocations and assets. Thread-safe. cluster: the name of this cluster."""
 
     def __init__(
-        self, ledger: PodLedger, clock: Clock, book: Callable[[], PriceBook | None], cluster: str, limits: Limits
+        self, ledger: ReadableLedger, clock: Clock, book: Callable[[], PriceBook | None], cluster: str, limits: Limits
     ) -> None:
         self._cluster = cluster
         self._ledger = ledger
@@ -734,13 +718,13 @@ class AllocationSource:
         book = self._book()
         until_ms = min(question.end_ms, now_ms)
         with self._ledger.moment(question.start_ms, until_ms) as moment:
-            pods = _pods_by_name(moment.pods(question.start_ms, until_ms, placed=True))
+            pods = _pods_by_name(list(moment.pods(question.start_ms, until_ms, placed=True)))
             machines = {(facts.cluster, facts.name): provider_id(facts) for facts in moment.status().nodes}
             return self._groups(moment, question, book, pods, machines, now_ms)
 
     def _groups(
         self,
-        moment: PodMoment,
+        moment: Moment,
         question: OpenCostQuestion,
         book: PriceBook | None,
         pods: Mapping[PodName, PodSeen],
@@ -766,9 +750,7 @@ class AllocationSource:
         return allocation_sets, unmetered_us
 
     @staticmethod
-    def _charges(
-        moment: Questions, steps: Sequence[Span], book: PriceBook | None, now_ms: int
-    ) -> Iterator[list[Charge]]:
+    def _charges(moment: Moment, steps: Sequence[Span], book: PriceBook | None, now_ms: int) -> Iterator[list[Charge]]:
         """Yields the charges of each step until now. If all steps consist of whole hours, one ledger query covers many
         steps."""
         grain = _grain(steps)
@@ -817,7 +799,7 @@ class AllocationsOfLedgers(AllocationSource):
         unreadable: Sequence[str] = (),
     ) -> None:
         # The methods that read one ledger are overridden.
-        super().__init__(cast(PodLedger, None), clock, lambda: None, "", limits)
+        super().__init__(cast(ReadableLedger, None), clock, lambda: None, "", limits)
         self._readable = ledgers
         self._rates = rates
         self._unreadable = unreadable

@@ -36,7 +36,10 @@ from accountant.api.problems import Refusal, answer
 from accountant.assistant import route as assistant_route
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.compat import opencost_api
-from accountant.compat.opencost_api import AllocationsOfLedgers, AllocationSource, PodLedger
+from accountant.compat.opencost_api import (
+    AllocationsOfLedgers,
+    AllocationSource,
+)
 from accountant.composition import create_app
 from accountant.core.errors import LedgerFailed
 from accountant.core.settings import Settings
@@ -309,7 +312,7 @@ class FleetService:
         )  # fmt: skip
         deps = self._deps(cast(ServedLedger, member.ledger), member.clock, member.books, member.name, settings)
         cluster = next(iter(sorted(member.status.clusters)), "")
-        source = AllocationSource(cast(PodLedger, member.ledger), member.clock, deps.book, cluster, settings.limits)
+        source = AllocationSource(member.ledger, member.clock, deps.book, cluster, settings.limits)
         return _Served(member, deps, create_app(deps), source, opencost_api.create_app(source))
 
     def _deps(self, ledger: ServedLedger, clock: Clock, books: Bookkeeper, name: str, settings: Settings) -> Deps:

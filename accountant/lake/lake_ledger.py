@@ -24,7 +24,7 @@ import pyarrow as pa
 from pydantic import ValidationError
 from sqlglot import exp
 
-from accountant.billing.queue_waits import JobPods, QueuedPod, pods_by_job
+from accountant.billing.queue_waits import pods_by_job
 from accountant.billing.statements import Statement, from_canonical
 from accountant.core.claim_overlap import Span
 from accountant.core.errors import LakeUnavailable, LedgerUnavailable, UnreadableLedger, UnsupportedQuestion
@@ -49,9 +49,14 @@ from accountant.ledger.journal import Act, ActKind, NewAct
 from accountant.ledger.protocols import (
     EpochReport,
     GpuOwnership,
+    Hole,
+    Imbalance,
     JobKey,
+    JobPods,
+    MisdatedRecords,
     NodeFacts,
     Quarantined,
+    QueuedPod,
     SavedView,
     Status,
 )
@@ -72,7 +77,6 @@ from accountant.ledger.usage import (
 from accountant.prices.price_book import PriceBook
 from accountant.storage.query.group_by_dimensions import exported_in
 from accountant.storage.query.usage_query import unexported
-from accountant.storage.read_snapshot import Hole
 from accountant.storage.span_splitting import local_hours
 from accountant.storage.write.inventory_and_journal_tables import policies_between
 from accountant.wire.policy_models import IDLE, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
@@ -365,7 +369,7 @@ class LakeLedger:
         timezone: str = "UTC",
         measures: Collection[UsageMeasure] = MEASURES,
     ) -> Usage:
-        """See accountant.ledger.protocols.Questions. Raises UnsupportedQuestion for spans that the lake's hours do not
+        """See accountant.ledger.protocols.Moment. Raises UnsupportedQuestion for spans that the lake's hours do not
         divide into, for LENT, because the lake has no figures per quarter-hour, and for labels that the ledger does not
         export."""
         if set(LENT) & set(measures):
@@ -518,7 +522,8 @@ class LakeLedger:
         of: Collection[JobKey] | None = None,
         waiting: bool = False,
         placed: bool = False,
-    ) -> list[QueuedPod]:
+        ordered: bool = True,  # noqa: ARG002 - they always are
+    ) -> Iterator[QueuedPod]:
         """The pods that existed in the span, by cluster and uid; see
         accountant.storage.read_snapshot.Snapshot.pods."""
         query = every_column(PODS).where(self._own())
@@ -539,11 +544,7 @@ class LakeLedger:
                 continue
             found.append(pod)
         chosen = found if of is None else [pod for pod in found if pod.key in frozenset(of)]
-        return sorted(chosen, key=lambda pod: (pod.cluster, pod.facts.uid))
-
-    def each_pod(self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None) -> Iterator[QueuedPod]:
-        """The pods that existed in the span, one after the other."""
-        return iter(self.pods(start_ms, end_ms, of=of))
+        return iter(sorted(chosen, key=lambda pod: (pod.cluster, pod.facts.uid)))
 
     def pods_by_job(self, start_ms: int, end_ms: int) -> Mapping[JobKey, JobPods]:
         """The numbers of pods that existed in the span, by job."""
@@ -558,6 +559,12 @@ class LakeLedger:
             .where(self._own(), _among("cluster", {cluster}), _among("namespace", {namespace}))
         )
         return frozenset(row["job"] for row in self._list(query))
+
+    def job_of(self, cluster: str, uid: str) -> JobKey | None:
+        """The job of a pod; None for an unknown pod."""
+        query = every_column(PODS).where(self._own(), _among("cluster", {cluster}), _among("uid", {uid}))
+        with self._readable():
+            return next((QueuedPod(cluster, "", "", _PODS.decode(row["facts"])).key for row in self._list(query)), None)
 
     def holds(
         self,
@@ -663,6 +670,14 @@ class LakeLedger:
     def gpu_owners(self) -> tuple[GpuOwnership, ...]:
         """Always empty, because the owners of GPUs are not published."""
         return ()
+
+    def imbalance(self, start_ms: int, end_ms: int) -> Imbalance:  # noqa: ARG002
+        """Always raises UnsupportedQuestion, because what is published has no rows to compare its sums with."""
+        raise self._not_published("rows")
+
+    def misdated(self, now_ms: int) -> tuple[MisdatedRecords, ...]:  # noqa: ARG002
+        """Always raises UnsupportedQuestion, because the instants of writing are not published."""
+        raise self._not_published("what is dated in the future")
 
     def views(self, owner: str) -> tuple[SavedView, ...]:  # noqa: ARG002
         """Always empty, because saved views are not published."""

@@ -45,7 +45,7 @@ from accountant.lake.iceberg_catalog import Catalogue, Removed, namespace_of, ro
 from accountant.lake.lake_ledger import every_column
 from accountant.lake.table_rows import DayRows, day_rows, focus_rows, line_rows, statement_row
 from accountant.ledger.journal import Act, ActKind, NewAct, record
-from accountant.ledger.protocols import EpochReport, Ledger, Questions
+from accountant.ledger.protocols import EpochReport, Ledger, Moment
 from accountant.prices.price_book import PriceBook
 from accountant.reports import report_builder
 from accountant.storage.duckdb_ledger import DuckLedger
@@ -651,7 +651,7 @@ class Publisher:
 
     def _pods(self) -> list[dict[str, Any]]:
         with self._ledger.moment() as moment:
-            pods = moment.pods(0, _FAR_MS, placed=True)
+            pods = list(moment.pods(0, _FAR_MS, placed=True))
         return [
             {
                 "ledger": self.name,
@@ -899,7 +899,7 @@ def hours_are_stated(engine: Engine, name: str, stated: Statement, timezone: Zon
 
 
 def _day_differences(
-    ledger: Questions,
+    ledger: Moment,
     book: PriceBook | None,
     day: date,
     total: dict[str, Any],

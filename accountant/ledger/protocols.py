@@ -11,7 +11,7 @@ instant counts, so neither their number nor their order matters. The cost of an 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, NamedTuple, Protocol
@@ -483,12 +483,66 @@ class Status(JournalStatus, Protocol):
         ...
 
 
-class WithStatus(Protocol):
-    def status(self) -> Status: ...
+@dataclass(frozen=True, slots=True)
+class QueuedPod:
+    """A pod, with the team and the queue that it had when it was created."""
+
+    cluster: str
+    team: str
+    queue: str
+    facts: PodFacts
+
+    @property
+    def key(self) -> JobKey:
+        """The job of the pod; a pod without a workload is its own job."""
+        return JobKey.of_pod(self.cluster, self.facts.namespace, self.facts.workload, self.facts.name)
 
 
-class Questions(WithStatus, Acts, Protocol):
-    """Read access. Spans are [start_ms, end_ms) in UTC milliseconds. Answers are sorted by key and deterministic."""
+class JobPods(NamedTuple):
+    """How many pods a job has, how many of them have ended, and how many have been placed or started.
+
+    queued_ms: the longest time in its queue of a pod that no longer waits; None if none is known.
+    waiting_since_ms: the creation of the pod that has waited longest and still waits; None without one."""
+
+    pods: int
+    ended: int
+    placed: int
+    queued_ms: int | None
+    waiting_since_ms: int | None
+
+    def waited_ms(self, now_ms: int) -> int | None:
+        """The longest wait of a pod in its queue; None if none is known (accountant.billing.queue_waits.pod_wait)."""
+        waiting = None if self.waiting_since_ms is None else max(0, now_ms - self.waiting_since_ms)
+        return max((wait for wait in (self.queued_ms, waiting) if wait is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Imbalance:
+    """The sum of all absolute differences in a ledger (0 if it balances), and a description of each difference."""
+
+    total_us: int
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Sequence numbers of an outbox that will never arrive: skipped by the agent, or lost before they were sent."""
+
+    cluster: str
+    node: str
+    epoch: str
+    first_seq: int
+    last_seq: int
+    reason: str
+
+
+class Moment(Acts, Protocol):
+    """Everything as of one commit; nothing else answers questions that read a table. Spans are [start_ms, end_ms) in
+    UTC milliseconds. Answers are sorted by key and deterministic."""
+
+    def status(self) -> Status:
+        """What is known of this commit without reading a table."""
+        ...
 
     def usage(
         self,
@@ -530,13 +584,126 @@ class Questions(WithStatus, Acts, Protocol):
             decision of an answer, its key and the end of its millisecond give the decisions that follow."""
         ...
 
+    def window(
+        self,
+        spec: WindowSpec,
+        at_ms: int,
+        measure: Measure,
+        min_coverage: float,
+        *,
+        book: PriceBook | None = None,
+        shard: str | None = None,
+        cluster: str | None = None,
+    ) -> UsageWindow:
+        """One usage window. The rows that it needs are readable, whatever span the moment was opened for.
 
-class Ledger(WithStatus, Journal, Protocol):
-    """Writes, and opens moments, which answer."""
+        book: the prices; needed for the measure `cost` only.
+        shard, cluster: count only the nodes of this scheduling shard and this cluster; None: all.
 
-    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[Questions]:
-        """Opens the state of one commit, for an answer that takes several questions about [start_ms, end_ms)."""
+        Raises accountant.core.errors.UnsupportedQuestion."""
         ...
+
+    def holds(
+        self,
+        spans: Sequence[Span],
+        *,
+        of: Collection[JobKey] | None = None,
+        gpus: Collection[tuple[str, str]] | None = None,
+    ) -> Holds | None:
+        """Who held which GPUs in these spans, from when to when, the MOST_HOLDS newest. None: the ledger has only sums
+        of whole hours.
+
+        of: only holds of these jobs.
+        gpus: only holds of these GPUs, as pairs of cluster and UUID."""
+        ...
+
+    def pods(
+        self,
+        start_ms: int,
+        end_ms: int,
+        *,
+        of: Collection[JobKey] | None = None,
+        waiting: bool = False,
+        placed: bool = False,
+        ordered: bool = True,
+    ) -> Iterator[QueuedPod]:
+        """Yields the pods that existed in the span. Ask nothing else of the moment before the last one.
+
+        of: only pods of these jobs; None: all.
+        waiting: only pods without a known placement, start or end.
+        placed: include pods whose creation is unknown, from their placement or start on. Otherwise they are left out.
+        ordered: by cluster and uid; otherwise in any order, and never all in memory."""
+        ...
+
+    def pods_by_job(self, start_ms: int, end_ms: int) -> Mapping[JobKey, JobPods]:
+        """The numbers and waits of the pods that existed in the span, by job."""
+        ...
+
+    def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, Span]:
+        """From when until when each of these jobs held GPUs, over all time. Jobs that never held one are missing."""
+        ...
+
+    def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
+        """The jobs (`Kind/name`) of a namespace's pods."""
+        ...
+
+    def job_of(self, cluster: str, uid: str) -> JobKey | None:
+        """The job of a pod; None if the pod is unknown."""
+        ...
+
+    def epochs(self, span: Span | None = None, *, of: Collection[JobKey] | None = None) -> list[EpochReport]:
+        """The epochs that ended in the span, by job and instant.
+
+        span: None: all time.
+        of: only epochs of these jobs; None: all."""
+        ...
+
+    def epoch_counts(self, keys: Collection[JobKey]) -> Mapping[JobKey, int]:
+        """The number of epochs of each of these jobs, without jobs that reported none."""
+        ...
+
+    def gpu_owners(self) -> tuple[GpuOwnership, ...]:
+        """Which nodes each GPU belonged to, sorted by cluster and UUID."""
+        ...
+
+    def quarantined(self, limit: int = 1000) -> list[Quarantined]:
+        """The records that were not booked, newest first."""
+        ...
+
+    def quarantined_rows(self, most: int) -> int:
+        """The number of records that were not booked, up to `most`. Their content is not read."""
+        ...
+
+    def holes(self, limit: int = 1000) -> list[Hole]:
+        """The sequence numbers that will never arrive, by outbox, newest first."""
+        ...
+
+    def misdated(self, now_ms: int) -> tuple[MisdatedRecords, ...]:
+        """The items dated clearly after `now_ms`, by kind."""
+        ...
+
+    def imbalance(self, start_ms: int, end_ms: int) -> Imbalance:
+        """What does not add up in the span. The moment must have been opened for it."""
+        ...
+
+
+class ReadableLedger(Protocol):
+    """Opens moments, which answer: a ledger of an accountant, or one that is published in a lake."""
+
+    def status(self) -> Status:
+        """The status of the newest commit."""
+        ...
+
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[Moment]:
+        """Opens the newest commit.
+
+        start_ms, end_ms: a span whose rows must be readable, because questions about it may begin or end inside an
+        hour."""
+        ...
+
+
+class Ledger(ReadableLedger, Journal, Protocol):
+    """Writes, and keeps itself."""
 
     def append(self, batches: Sequence[Batch], now_ms: int) -> list[Receipt | Exception]:
         """Books batches in one transaction and returns one result per batch, in the same order.
@@ -573,25 +740,6 @@ class Ledger(WithStatus, Journal, Protocol):
     def move_gpus(self, move: GpuMove, now_ms: int, who: str, reason: str) -> tuple[GpuOwnership, ...]:
         """Assigns the GPUs to another node, all or none, and records an act of `who`. Returns the owners of these GPUs.
         Raises accountant.core.errors.CannotMove."""
-        ...
-
-    def window(
-        self,
-        spec: WindowSpec,
-        at_ms: int,
-        measure: Measure,
-        min_coverage: float,
-        *,
-        book: PriceBook | None = None,
-        shard: str | None = None,
-        cluster: str | None = None,
-    ) -> UsageWindow:
-        """One usage window.
-
-        book: the prices; needed for the measure `cost` only.
-        shard, cluster: count only the nodes of this scheduling shard and this cluster; None: all.
-
-        Raises accountant.core.errors.UnsupportedQuestion."""
         ...
 
     def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:

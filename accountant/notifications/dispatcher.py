@@ -10,28 +10,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import structlog
 from cachetools import TLRUCache
 
 from accountant.billing import budget_forecast
 from accountant.billing.cost_allocation import bills
-from accountant.bookkeeping.bookkeeper import Bookkeeper, BookkeepingLedger, BookkeepingMoment
+from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.channels.protocol import Channel, DeliveryUncertain, Message, Refused
 from accountant.core.errors import LedgerFailed
 from accountant.core.periods import Month, local_date
 from accountant.core.settings import Settings
 from accountant.exports.protocol import exports
 from accountant.ledger import journal
+from accountant.ledger.protocols import Ledger
 from accountant.notifications import messages, subscriptions, triggers
 from accountant.notifications.subscriptions import DeliveriesFile, Delivery, Destination, Outcome
 from accountant.notifications.triggers import Anomaly, DueMessage, ReportDue, TeamDay
 from accountant.reports import report_builder
-from accountant.reports.report_builder import Report, ReportQuestions
+from accountant.reports.report_builder import Report
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import BudgetState
 from gputally.base.background_tasks import error_summary
@@ -47,16 +47,6 @@ DELIVERY_S = 300.0
 """How long a channel may work on one message."""
 _MOST_ANSWERS = 1_000
 T = TypeVar("T")
-
-
-class ReportMoment(ReportQuestions, BookkeepingMoment, Protocol):
-    """The state of one commit, for reports and for the books."""
-
-
-class ReportLedger(BookkeepingLedger, Protocol):
-    """A ledger with the snapshots that reports need."""
-
-    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[ReportMoment]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +72,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        ledger: ReportLedger,
+        ledger: Ledger,
         books: Bookkeeper,
         settings: Settings,
         clock: Clock,

@@ -23,8 +23,8 @@ import numpy as np
 
 from accountant.billing.charge import ALLOCATED, LINE_ACCOUNTS, Charge, PricedTime, total_cost
 from accountant.billing.charge_table import ACCOUNT, DETAIL, KEY, PLACE, PRICE, TIME, ChargeTable, numbered
-from accountant.billing.job_costs import EpochQuestions, epoch_lines, only_job
-from accountant.ledger.protocols import EpochReport, JobKey
+from accountant.billing.job_costs import epoch_lines, only_job
+from accountant.ledger.protocols import EpochReport, JobKey, Moment
 from accountant.ledger.usage import Int64Array, JobName, Where
 from accountant.prices.price_book import PriceBook
 from accountant.reports import report_breakdowns, savings_hints
@@ -235,7 +235,7 @@ class EpochRow:
 
 
 def rows(
-    ledger: EpochQuestions,
+    ledger: Moment,
     book: PriceBook | None,
     reported: Iterable[EpochReport],
     jobs: Callable[[Collection[tuple[str, str]]], Sequence[JobRow]],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from accountant.core.record_age import is_old
-from accountant.ledger.protocols import Down, NodeFacts, Questions
+from accountant.ledger.protocols import Down, Moment, NodeFacts
 from accountant.ledger.usage import Where, sum_of_usage_lines
 from accountant.reports.report_breakdowns import share
 from accountant.wire.option_types import NodeOrder
@@ -44,7 +44,7 @@ class Machine:
 
 
 def machines(
-    ledger: Questions,
+    ledger: Moment,
     start_ms: int,
     end_ms: int,
     where: Where | None = None,

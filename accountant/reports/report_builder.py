@@ -13,18 +13,16 @@ commit."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Final, Protocol
+from typing import Final
 from zoneinfo import ZoneInfo
 
 from accountant.billing import budget_forecast, queue_waits
 from accountant.billing.budget_forecast import Outlook
 from accountant.billing.charge import Charge
 from accountant.billing.cost_allocation import billed_tables, unused_commitments
-from accountant.billing.job_costs import EpochQuestions
-from accountant.billing.queue_waits import QueuedPod, WaitRow
+from accountant.billing.queue_waits import WaitRow
 from accountant.billing.quota_usage import ModelSpans, QuotaRow, quotas
 from accountant.billing.statements import (
     NOTHING_BESIDE,
@@ -41,7 +39,7 @@ from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.periods import Month, zone
 from accountant.core.settings import InvoiceIssuer
 from accountant.history_import.import_run import IMPORTING, ImportRow, import_rows, imported_chunks
-from accountant.ledger.protocols import EpochReport
+from accountant.ledger.protocols import EpochReport, Moment, ReadableLedger
 from accountant.ledger.usage import JobName, Usage, Where
 from accountant.prices.price_book import PriceBook
 from accountant.reports import job_ranking, report_breakdowns
@@ -72,14 +70,6 @@ _AT_ONCE = 1_000
 _ROW_BYTES = 150
 """Approximate size of a job or of a row of held time, in bytes."""
 _BY_TEAM: tuple[Dimension, ...] = ("team",)
-
-
-class ReportQuestions(EpochQuestions, Protocol):
-    """The queries of a report: accountant.storage.read_snapshot.Snapshot."""
-
-    def pods(self, start_ms: int, end_ms: int) -> list[QueuedPod]:
-        """The pods that existed in the span."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +122,7 @@ class Readings:
 
 
 def read_data(
-    ledger: ReportQuestions,
+    ledger: Moment,
     book: PriceBook | None,
     start_ms: int,
     end_ms: int,
@@ -199,7 +189,7 @@ def span_before(start_ms: int, end_ms: int, tz: ZoneInfo) -> tuple[int, int]:
 
 
 def _peaks(
-    ledger: ReportQuestions,
+    ledger: Moment,
     jobs: BilledJobs,
     scopes: Collection[str | None],
     start_ms: int,
@@ -358,9 +348,7 @@ class MonthBooks:
     imports: tuple[ImportRow, ...] = ()
 
     @classmethod
-    def of(
-        cls, moment: ReportQuestions, books: Bookkeeper, month: Month | None, start_ms: int, end_ms: int
-    ) -> MonthBooks:
+    def of(cls, moment: Moment, books: Bookkeeper, month: Month | None, start_ms: int, end_ms: int) -> MonthBooks:
         """Reads the bookkeeping of the month that [start_ms, end_ms) is or begins. month None: the span is no month, so
         only the imports are read."""
         imports = import_rows(imported_chunks(moment.acts(*IMPORTING)), start_ms, end_ms)
@@ -376,7 +364,7 @@ NO_BOOKS: Final = MonthBooks()
 
 
 def build(
-    ledger: ReportQuestions,
+    ledger: Moment,
     book: PriceBook | None,
     start_ms: int,
     end_ms: int,
@@ -401,7 +389,7 @@ def build(
 
 def made_of(
     found: Readings,
-    ledger: EpochQuestions,
+    ledger: Moment,
     *,
     team: str | None = None,
     booked: MonthBooks = NO_BOOKS,
@@ -466,17 +454,8 @@ def made_of(
     )
 
 
-class SnapshotLedger(Protocol):
-    """A ledger that can answer all queries of a report from one commit."""
-
-    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[ReportQuestions]:
-        """A snapshot: all its answers come from the same commit. start_ms, end_ms: the span whose rows may be
-        needed."""
-        ...
-
-
 def report(
-    ledger: SnapshotLedger,
+    ledger: ReadableLedger,
     books: Bookkeeper,
     start_ms: int,
     end_ms: int,
@@ -500,7 +479,7 @@ def report(
 
 
 def readings(
-    ledger: SnapshotLedger, books: Bookkeeper, start_ms: int, end_ms: int, timezone: str, month: Month
+    ledger: ReadableLedger, books: Bookkeeper, start_ms: int, end_ms: int, timezone: str, month: Month
 ) -> Readings:
     """Reads the data for the reports of the cluster and of every team. month: as in `report`."""
     book, book_before = books.priced_by(books.kept(month)), _book_before(books, books.kept(month.previous))
@@ -508,7 +487,7 @@ def readings(
         return read_data(moment, book, start_ms, end_ms, timezone, book_before=book_before)
 
 
-def report_of(ledger: SnapshotLedger, books: Bookkeeper, found: Readings, month: Month, team: str | None) -> Report:
+def report_of(ledger: ReadableLedger, books: Bookkeeper, found: Readings, month: Month, team: str | None) -> Report:
     """Builds the report of a scope from data of that month."""
     with ledger.moment(found.start_ms, found.end_ms) as moment:
         booked = MonthBooks.of(moment, books, month, found.start_ms, found.end_ms)

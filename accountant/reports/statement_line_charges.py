@@ -27,7 +27,7 @@ from accountant.billing.cost_allocation import bills
 from accountant.billing.statements import StatementLine
 from accountant.core.periods import Month, day_span
 from accountant.core.settings import InvoiceIssuer
-from accountant.ledger.protocols import Questions
+from accountant.ledger.protocols import Moment
 from accountant.prices.price_book import Price, PriceBook
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.apportionment import apportion
@@ -55,7 +55,7 @@ class Details:
 
     @classmethod
     def asked(
-        cls, ledger: Questions, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str, issuer: InvoiceIssuer
+        cls, ledger: Moment, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str, issuer: InvoiceIssuer
     ) -> Details:
         """Reads the data for [start_ms, end_ms) from the ledger."""
         rows = {price.id: price for price in book.prices} if book is not None else {}

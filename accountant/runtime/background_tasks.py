@@ -307,6 +307,7 @@ def warm(ledger: DuckLedger, policy: Policy, book: PriceBook | None, now_ms: int
     asked = (policy.measure, policy.min_coverage)
     minute_ms = now_ms - now_ms % MS_PER_MINUTE
     for cluster in (None, *sorted(ledger.status().clusters)):
-        found = ledger.window(policy.window, minute_ms, *asked, book=book, cluster=cluster)
-        if found.watermark_ms is not None and found.watermark_ms < minute_ms:
-            ledger.window(policy.window, found.watermark_ms, *asked, book=book, cluster=cluster)
+        with ledger.moment() as moment:
+            found = moment.window(policy.window, minute_ms, *asked, book=book, cluster=cluster)
+            if found.watermark_ms is not None and found.watermark_ms < minute_ms:
+                moment.window(policy.window, found.watermark_ms, *asked, book=book, cluster=cluster)

@@ -150,6 +150,14 @@ class Cursor:
         finally:
             self._reading = False
 
+    def fix(self, table: str) -> None:
+        """Fix the snapshot of a transaction that has just begun. DuckDB does so when it first looks a table up, which
+        takes a quarter of the time of a query."""
+        try:
+            self._connection.table(table)
+        except duckdb.Error as error:
+            raise _translated(error) from error
+
     def plainly(self, sql: str, parameters: Parameters = None) -> list[Row]:
         """Run a statement without DuckDB's optimiser, which saves a quarter of a small statement's time, and return all
         rows. Use it to add rows or to look them up by one column, and not for joins or views."""

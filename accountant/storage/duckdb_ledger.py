@@ -54,7 +54,6 @@ from accountant.ledger.protocols import (
     SavedView,
 )
 from accountant.ledger.team_assignment import Assignment
-from accountant.prices.price_book import PriceBook
 from accountant.storage import gpu_lifetimes as owners
 from accountant.storage import retention
 from accountant.storage.commit_status import CommitStatus
@@ -62,7 +61,6 @@ from accountant.storage.duckdb_engine import Cursor, Database, fingerprints, sta
 from accountant.storage.folder_or_object_store import FileStore
 from accountant.storage.gpu_lifetimes import retired_devices, retirement_act, retirement_ends
 from accountant.storage.ledger_state import State
-from accountant.storage.query.gpu_weights import Weighting, model_weights
 from accountant.storage.read_snapshot import Snapshot, misdated_items
 from accountant.storage.record_archive import Archive, ArchivePart, groups, marks_of, take_rest, take_whole
 from accountant.storage.retention import Fetched, Needs
@@ -75,7 +73,7 @@ from accountant.storage.write.interval_writer import BookedChanges
 from accountant.storage.write.inventory_and_journal_tables import write_acts, write_epochs
 from accountant.storage.write.record_columns import Stream, add
 from accountant.storage.write.rollups import DailySums
-from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
+from accountant.wire.policy_models import Decision, Policy, PolicyVersion
 from agent.wire import Ack, Batch
 from gputally.base.clock import Clock
 
@@ -591,30 +589,15 @@ class DuckLedger(Offsite):
         """Open a snapshot, whose answers all come from the same commit.
 
         Rows in [start_ms, end_ms) can be read, even if they are only in the archive. A query that begins or ends inside
-        an hour needs them."""
+        an hour needs them; a window reads what it needs by itself."""
         with self._snapshot(start_ms, end_ms) as (cursor, state):
-            yield Snapshot(cursor, state)
 
-    def window(
-        self,
-        spec: WindowSpec,
-        at_ms: int,
-        measure: Measure,
-        min_coverage: float,
-        *,
-        book: PriceBook | None = None,
-        shard: str | None = None,
-        cluster: str | None = None,
-    ) -> UsageWindow:
-        priced = book if measure == "cost" else None
-        weighting = Weighting(priced, model_weights(spec.gpu_weights), shard, cluster)
-        # Usually everything needed is cached, so no transaction is opened.
-        answer = self._windows.window(None, self._state, spec, at_ms, measure, min_coverage, weighting)
-        if answer is None:
-            with self._snapshot(*self._windows.bounds(spec, at_ms)) as (cursor, state):
-                answer = self._windows.window(cursor, state, spec, at_ms, measure, min_coverage, weighting)
-        assert answer is not None
-        return answer
+            def show(low_ms: int, high_ms: int) -> None:
+                self._show(
+                    cursor, state, *((min(low_ms, start_ms), max(high_ms, end_ms)) if end_ms else (low_ms, high_ms))
+                )
+
+            yield Snapshot(cursor, state, self._windows, show)
 
     def cut_labels(self) -> Mapping[str, int]:
         """Return the number of values of exported labels that were not kept, by reason, since the start."""

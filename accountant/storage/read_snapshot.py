@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 import msgspec
 
-from accountant.billing.queue_waits import JobPods, QueuedPod, merge_sources
+from accountant.billing.queue_waits import merge_sources
 from accountant.core.claim_overlap import Span, union
 from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, full_us
 from accountant.core.periods import utc
@@ -28,24 +27,31 @@ from accountant.ledger.protocols import (
     GpuOwnership,
     Hold,
     Holds,
+    Hole,
+    Imbalance,
     JobKey,
+    JobPods,
     MisdatedKind,
     MisdatedRecords,
     Quarantined,
+    QueuedPod,
 )
 from accountant.ledger.team_assignment import NO_POLICY, labels_count
 from accountant.ledger.usage import MEASURES, Usage, UsageMeasure, Where
+from accountant.prices.price_book import PriceBook
 from accountant.storage.commit_status import CommitStatus
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import read_claims, read_owners, shown
 from accountant.storage.ledger_state import State
+from accountant.storage.query.gpu_weights import Weighting, model_weights
 from accountant.storage.query.group_by_dimensions import ASSIGNED, ConstantSpan, ResultCache, key_of, pieces_of
 from accountant.storage.query.usage_query import usage
+from accountant.storage.query.window_query import Windows
 from accountant.storage.write import inventory_and_journal_tables, record_columns
 from accountant.storage.write.batch_admission import SKEW_MS
 from accountant.storage.write.inventory_and_journal_tables import count_epochs, read_epochs
 from accountant.storage.write.name_ids import NO_DEVICE, HolderName, holders
-from accountant.wire.policy_models import Decision
+from accountant.wire.policy_models import Decision, Measure, UsageWindow, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base import called_off
 from gputally.base.apportionment import apportion
@@ -82,11 +88,22 @@ _PLACED = ", CAST(s.at[2] AS BIGINT), CAST(p.at[2] AS BIGINT), CAST(s.at[3] AS B
 
 
 class Snapshot:
-    """Reads one commit. Implements accountant.ledger.protocols.Questions, and queries of pods, jobs and epochs."""
+    """Reads one commit: accountant.ledger.protocols.Moment.
 
-    def __init__(self, cursor: Cursor, state: State) -> None:
+    windows: the ledger's cache of windows.
+    show: makes the rows of a span readable, also those that are only in the archive."""
+
+    def __init__(
+        self,
+        cursor: Cursor,
+        state: State,
+        windows: Windows | None = None,
+        show: Callable[[int, int], None] = lambda *_: None,
+    ) -> None:
         self._cursor = cursor
         self._state = state
+        self._windows = windows or Windows(_ANY_ZONE)
+        self._show = show
         self._cache = ResultCache()
 
     def status(self) -> CommitStatus:
@@ -101,6 +118,26 @@ class Snapshot:
         measures: Collection[UsageMeasure] = MEASURES,
     ) -> Usage:
         return usage(self._cursor, self._state, edges, by, where, timezone, measures, self._cache)
+
+    def window(
+        self,
+        spec: WindowSpec,
+        at_ms: int,
+        measure: Measure,
+        min_coverage: float,
+        *,
+        book: PriceBook | None = None,
+        shard: str | None = None,
+        cluster: str | None = None,
+    ) -> UsageWindow:
+        weighting = Weighting(book if measure == "cost" else None, model_weights(spec.gpu_weights), shard, cluster)
+        asked = spec, at_ms, measure, min_coverage, weighting
+        answer = self._windows.window(None, self._state, *asked)  # usually everything needed is cached
+        if answer is None:
+            self._show(*self._windows.bounds(spec, at_ms))
+            answer = self._windows.window(self._cursor, self._state, *asked)
+        assert answer is not None
+        return answer
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:
         """Return quarantined records, newest first."""
@@ -155,24 +192,9 @@ class Snapshot:
         of: Collection[JobKey] | None = None,
         waiting: bool = False,
         placed: bool = False,
-    ) -> list[QueuedPod]:
-        """Return the pods that existed in the span, by cluster and uid.
-
-        of: only pods of these jobs; None: all.
-        waiting: only pods without a known placement, start or end.
-        placed: include pods whose creation is unknown, from their placement or start on. Otherwise they are left
-            out."""
-        only, begins = _WAITING * waiting, _PLACED * placed
-        return list(self._pods(start_ms, end_ms, of, only=only, placed=begins, ending=_BY_UID))
-
-    def each_pod(self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None) -> Iterator[QueuedPod]:
-        """Yield the pods that existed in the span, in any order. They are not in memory together. Ask nothing else
-        before the last one.
-
-        of: only pods of these jobs; None: all."""
-        return self._pods(start_ms, end_ms, of, only="", placed="", ending="")
-
-    def _pods(self, start_ms: int, end_ms: int, of: Collection[JobKey] | None, **parts: str) -> Iterator[QueuedPod]:
+        ordered: bool = True,
+    ) -> Iterator[QueuedPod]:
+        parts = {"only": _WAITING * waiting, "placed": _PLACED * placed, "ending": _BY_UID * ordered}
         parameters: dict[str, Any] = {"low": start_ms, "high": end_ms}
         tables = {"pod": "pod", "seen": "pod_seen"}
         if of is not None and len(of) <= _MANY:
@@ -210,12 +232,10 @@ class Snapshot:
         return QueuedPod(cluster, team, queue, facts)
 
     def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
-        """Return the jobs (`Kind/name`) of the pods of a namespace."""
         rows = self._cursor.rows("jobs_in", {"cluster": cluster, "namespace": namespace})
         return frozenset(job for (job,) in rows)
 
     def job_of(self, cluster: str, uid: str) -> JobKey | None:
-        """Return the job of a pod; None for an unknown pod."""
         rows = self._cursor.rows("job_of", {"cluster": cluster, "uid": uid})
         if not rows:
             return None
@@ -342,26 +362,6 @@ _HEALING: Mapping[MisdatedKind, str] = {
     "registers": "end now",
     "acts": "stay unchanged, and the act of this correction names them; reopen a month that was closed too early",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Imbalance:
-    """The sum of all absolute differences in a ledger (0 if it balances), and a description of each difference."""
-
-    total_us: int
-    lines: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Hole:
-    """Sequence numbers of an outbox that will never arrive: skipped by the agent, or lost before they were sent."""
-
-    cluster: str
-    node: str
-    epoch: str
-    first_seq: int
-    last_seq: int
-    reason: str
 
 
 _WHOLE_INSIDE: Final = "at_ms >= $low AND at_ms + $width <= $high"

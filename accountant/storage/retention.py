@@ -147,7 +147,7 @@ def show(cursor: Cursor, archive: Archive | None, hours: Collection[int]) -> Non
     ordered = sorted(hours)
     source = _archived(cursor, archive_of(archive), ordered)
     cursor.run(
-        f"CREATE TEMP VIEW entry AS FROM present UNION ALL SELECT {_COLUMNS} FROM ({source}) "  # noqa: S608
+        f"CREATE OR REPLACE TEMP VIEW entry AS FROM present UNION ALL SELECT {_COLUMNS} FROM ({source}) "  # noqa: S608
         f"WHERE {_inside(ordered)}"
     )
 

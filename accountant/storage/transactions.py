@@ -147,15 +147,19 @@ class Transactions:
         with self._database.cursor() as cursor:
             with self._swap:
                 cursor.run("BEGIN")
-                cursor.run("FROM mark LIMIT 1")  # DuckDB fixes the snapshot at the first read
+                cursor.fix("mark")
                 state = self._state
             try:
-                frozen = {hour for hour in state.frozen if start_ms < hour + MS_PER_HOUR and hour < end_ms}
-                if frozen:
-                    retention.show(cursor, self._archive, frozen)
+                self._show(cursor, state, start_ms, end_ms)
                 yield cursor, state
             finally:
                 cursor.rollback()
+
+    def _show(self, cursor: Cursor, state: State, start_ms: int, end_ms: int) -> None:
+        """Make the rows in [start_ms, end_ms) readable that are only in the archive."""
+        frozen = {hour for hour in state.frozen if start_ms < hour + MS_PER_HOUR and hour < end_ms}
+        if frozen:
+            retention.show(cursor, self._archive, frozen)
 
     @contextmanager
     def _transaction(self) -> Iterator[Cursor]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from accountant.billing.usage_pricing import cost
 from accountant.core.periods import days, hours, zone
-from accountant.ledger.protocols import Questions
+from accountant.ledger.protocols import Moment
 from accountant.ledger.usage import ACCOUNTS, HELD, OF_TIME, Where, coverage, usage_line
 from accountant.prices.price_book import PriceBook
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
@@ -255,7 +255,7 @@ class Question:
     unit: Dimension
 
 
-def table_of(ledger: Questions, book: PriceBook | None, start_ms: int, end_ms: int, asked: Question) -> Table:
+def table_of(ledger: Moment, book: PriceBook | None, start_ms: int, end_ms: int, asked: Question) -> Table:
     """Usage and cost of a span by group."""
     usage = ledger.usage((start_ms, end_ms), asked.by, asked.where, asked.timezone)
     priced = cost(ledger, book, start_ms, end_ms, asked.by, asked.where, asked.timezone)
@@ -271,7 +271,7 @@ def table_of(ledger: Questions, book: PriceBook | None, start_ms: int, end_ms: i
 
 
 def explore(
-    ledger: Questions,
+    ledger: Moment,
     book: PriceBook | None,
     span: tuple[int, int],
     before: tuple[int, int] | None,
@@ -294,7 +294,7 @@ def explore(
 
 
 def _chart(
-    ledger: Questions, book: PriceBook | None, span: tuple[int, int], asked: Question, table: Table, most: int
+    ledger: Moment, book: PriceBook | None, span: tuple[int, int], asked: Question, table: Table, most: int
 ) -> Series:
     """The measure by unit of time: the largest values of one dimension, and the others together."""
     series = _series(table, asked.by)
@@ -357,7 +357,7 @@ def _largest(table: Table, asked: Question, series: Dimension | None, most: int)
 
 
 def _by_time(
-    ledger: Questions,
+    ledger: Moment,
     book: PriceBook | None,
     span: tuple[int, int],
     asked: Question,

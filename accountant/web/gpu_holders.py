@@ -11,10 +11,9 @@ from typing import Final
 from xml.etree import ElementTree as ET
 from zoneinfo import ZoneInfo
 
-from accountant.api.dependencies import LedgerSnapshot
 from accountant.core import periods
 from accountant.core.claim_overlap import Span
-from accountant.ledger.protocols import Hold
+from accountant.ledger.protocols import Hold, Moment
 from accountant.ledger.usage import Where
 from accountant.reports import figure_formatting
 from accountant.reports.html_page import ChartSeries, ranked
@@ -52,7 +51,7 @@ class GpuHolders:
     series: tuple[ChartSeries, ...]
 
 
-def holders_of(moment: LedgerSnapshot, cluster: str, node: str, at_ms: int, day: Span, timezone: str) -> GpuHolders:
+def holders_of(moment: Moment, cluster: str, node: str, at_ms: int, day: Span, timezone: str) -> GpuHolders:
     """Who held the node's GPUs in the minute of an instant and in the day around it. The moment must have been opened
     for the day."""
     here: Where = {"cluster": (cluster,), "node": (node,)}

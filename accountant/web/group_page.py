@@ -17,7 +17,7 @@ from pydantic import Field
 
 from accountant.api.access_control import Reader, check_teams, team_filter
 from accountant.api.answer_cache import CachedAnswer
-from accountant.api.dependencies import AppDeps, Deps, LedgerSnapshot
+from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.query_parameters import NamedDimension, Params, QuerySpan, check_cost, invalid
 from accountant.billing.budget_forecast import states
 from accountant.billing.charge import ALLOCATED
@@ -26,6 +26,7 @@ from accountant.billing.usage_pricing import charges, cost
 from accountant.core import periods
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import Month
+from accountant.ledger.protocols import Moment
 from accountant.ledger.usage import HELD, OF_TIME, PRICED_BY, Where
 from accountant.prices.price_book import PriceBook
 from accountant.reports import figure_formatting, html_page, report_breakdowns, savings_hints
@@ -182,7 +183,7 @@ class GroupQuestion:
         return self.month.span(periods.zone(self.timezone))[0], self.end_ms
 
 
-def figures(moment: LedgerSnapshot, book: PriceBook | None, asked: GroupQuestion, found_ms: int) -> Group:
+def figures(moment: Moment, book: PriceBook | None, asked: GroupQuestion, found_ms: int) -> Group:
     """The figures of a value in a month."""
     by, value, teams, timezone = asked.by, asked.value, asked.teams, asked.timezone
     span, before = asked.span, span_before(*asked.span, periods.zone(timezone))
@@ -223,9 +224,7 @@ def figures(moment: LedgerSnapshot, book: PriceBook | None, asked: GroupQuestion
     )
 
 
-def _total(
-    moment: LedgerSnapshot, book: PriceBook | None, span: Span, question: Question, metered: Where | None
-) -> Row | None:
+def _total(moment: Moment, book: PriceBook | None, span: Span, question: Question, metered: Where | None) -> Row | None:
     """The sum of a span; None if nothing of the span is known. metered: the GPUs on whose records it rests."""
     if not any(line.accounts_gpu_us.is_known for line in moment.usage(span, (), metered, question.timezone).lines()):
         return None
@@ -273,7 +272,7 @@ def _jobs(table: explore_table.Table) -> dict[str, tuple[Row, ...]]:
 
 
 def _days(
-    moment: LedgerSnapshot,
+    moment: Moment,
     book: PriceBook | None,
     asked: GroupQuestion,
     where: Where,
@@ -333,7 +332,7 @@ def _entitled(
     )  # fmt: skip
 
 
-def _budgets(moment: LedgerSnapshot, book: PriceBook | None, asked: GroupQuestion) -> tuple[BudgetState, ...]:
+def _budgets(moment: Moment, book: PriceBook | None, asked: GroupQuestion) -> tuple[BudgetState, ...]:
     if asked.by not in ("team", "queue"):
         return ()
     policy = moment.status().policies(asked.end_ms - 1, asked.end_ms)[-1].policy

@@ -15,7 +15,7 @@ from accountant.billing.usage_pricing import cost
 from accountant.core import periods
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import Month
-from accountant.ledger.protocols import Questions
+from accountant.ledger.protocols import Moment
 from accountant.ledger.usage import ACCOUNTS
 from accountant.prices.price_book import PriceBook
 from accountant.reports import figure_formatting
@@ -108,7 +108,7 @@ def span_of(at_ms: int, timezone: str) -> Span:
     return periods.day_span(first, tz)[0], at_ms
 
 
-def figures(ledger: Questions, book: PriceBook | None, at_ms: int, now: Span, timezone: str) -> Home:
+def figures(ledger: Moment, book: PriceBook | None, at_ms: int, now: Span, timezone: str) -> Home:
     """The figures up to `at_ms`, on a whole quarter-hour or, in a lake, hour. now: the newest metered span. The moment
     must have been opened for `span_of`."""
     since_ms, _ = span_of(at_ms, timezone)
@@ -146,7 +146,7 @@ def figures(ledger: Questions, book: PriceBook | None, at_ms: int, now: Span, ti
     )
 
 
-def _costs(ledger: Questions, book: PriceBook, span: Span, timezone: str) -> tuple[DayCost, ...]:
+def _costs(ledger: Moment, book: PriceBook, span: Span, timezone: str) -> tuple[DayCost, ...]:
     """The cost of what teams held on each day from the first record to the newest, as GET /v1/cost gives it by day and
     team."""
     tz = periods.zone(timezone)
@@ -169,7 +169,7 @@ def _costs(ledger: Questions, book: PriceBook, span: Span, timezone: str) -> tup
     )
 
 
-def _cells(ledger: Questions, now: Span, timezone: str) -> tuple[tuple[ChartSeries, ...], list[NodeCells]]:
+def _cells(ledger: Moment, now: Span, timezone: str) -> tuple[tuple[ChartSeries, ...], list[NodeCells]]:
     """The colours of the teams, and the nodes, by cluster and name."""
     by_node: dict[tuple[str, str], dict[str, list[tuple[str, Accounts]]]] = defaultdict(lambda: defaultdict(list))
     sums: dict[str, int] = {}

@@ -31,10 +31,9 @@ from accountant.api.problems import Refusal
 from accountant.api.query_parameters import Params, edge, invalid
 from accountant.api.usage_cost_and_job_routes import decisions_about, job_span, unknown_job, with_attempts
 from accountant.billing import job_costs
-from accountant.billing.job_costs import EpochQuestions
 from accountant.core import periods
 from accountant.core.record_age import is_old
-from accountant.ledger.protocols import GpuMove, JobKey
+from accountant.ledger.protocols import GpuMove, JobKey, Moment
 from accountant.ledger.usage import ACCOUNTS, Where, sum_of_usage_lines
 from accountant.reports import figure_formatting
 from accountant.web import gpu_holders, month_and_decision_pages, page_queries, page_rows
@@ -123,7 +122,7 @@ def cells(start_ms: int, end_ms: int, tz: ZoneInfo) -> TimelineCells:
 
 
 def timeline(
-    ledger: EpochQuestions, start_ms: int, end_ms: int, where: Where, timezone: str
+    ledger: Moment, start_ms: int, end_ms: int, where: Where, timezone: str
 ) -> tuple[NodeTimeline, Sequence[UsageLine]]:
     """The timeline of the GPUs that match a filter, over [start_ms, end_ms), and the usage of each GPU over the whole
     span. The timeline has the MOST_STRIPS GPUs with the most allocated time, sorted by node and name.

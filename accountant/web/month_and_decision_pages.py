@@ -33,7 +33,7 @@ from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.core.record_age import is_old
 from accountant.exports.protocol import CSV, exports, file_name
-from accountant.ledger.protocols import JobKey, Questions
+from accountant.ledger.protocols import JobKey, Moment
 from accountant.reports import figure_formatting, html_page, report_builder
 from accountant.reports.figure_formatting import silent_clusters
 from accountant.web import home, page_queries, page_rows
@@ -467,7 +467,7 @@ def one(request: Request, at_ms: int, id: str, deps: AppDeps, principal: Reader)
     )
 
 
-def _cycle(ledger: Questions, at_ms: int) -> list[Decision]:
+def _cycle(ledger: Moment, at_ms: int) -> list[Decision]:
     """All decisions of one millisecond."""
     cycle: list[Decision] = []
     while not len(cycle) % LOOKED_AT:

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Final
 
 from accountant.api.answer_cache import CachedAnswer
-from accountant.api.dependencies import Deps, LedgerSnapshot
+from accountant.api.dependencies import Deps
 from accountant.api.node_routes import NodesParams
 from accountant.api.query_parameters import QuerySpan, SpanParams
 from accountant.billing import job_costs, statement_breakdown, statements
@@ -29,7 +29,7 @@ from accountant.billing.statements import Statement
 from accountant.core import periods
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import Month
-from accountant.ledger.protocols import GpuOwnership, Ledger
+from accountant.ledger.protocols import GpuOwnership, Ledger, Moment
 from accountant.ledger.usage import Where
 from accountant.reports import node_list, report_builder
 from accountant.reports.node_list import Machine
@@ -157,7 +157,7 @@ class ListSpan:
     def until(self, at_ms: int) -> int:
         return at_ms if self.end_ms is None else min(self.end_ms, at_ms)
 
-    def within(self, moment: LedgerSnapshot, at_ms: int) -> Span:
+    def within(self, moment: Moment, at_ms: int) -> Span:
         """The span that the ledger answers about."""
         end_ms = self.until(at_ms)
         return (

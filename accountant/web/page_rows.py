@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 from accountant.billing.charge import ALLOCATED, BILLED, Account, quantify, unpriced_us
 from accountant.billing.cost_allocation import statement
 from accountant.billing.job_costs import JobChoice, JobFigures, JobList, chosen
-from accountant.billing.queue_waits import QueuedPod, pod_wait
+from accountant.billing.queue_waits import pod_wait
 from accountant.billing.statements import Adjustment, Correction
 from accountant.billing.usage_pricing import charges
 from accountant.bookkeeping.bookkeeper import booked_by
@@ -22,7 +22,7 @@ from accountant.core.periods import Month, zone
 from accountant.core.record_age import is_old
 from accountant.inventory.pod_facts import is_gpu_resource
 from accountant.ledger.journal import Acts
-from accountant.ledger.protocols import Ledger, Questions
+from accountant.ledger.protocols import Ledger, Moment, QueuedPod
 from accountant.ledger.usage import ACCOUNTS, PRICED_BY, START_UP
 from accountant.prices.price_book import PriceBook
 from accountant.reports.report_breakdowns import AccountRow, share
@@ -218,7 +218,7 @@ def known_until(watermark_ms: int | None, newest_by_node: Mapping[tuple[str, str
     return reached[int((1 - TRUSTED) * len(reached))]
 
 
-def current_use(ledger: Questions, book: PriceBook | None, start: int, end: int, timezone: str) -> CurrentUse:
+def current_use(ledger: Moment, book: PriceBook | None, start: int, end: int, timezone: str) -> CurrentUse:
     """The average use of GPUs in [start, end), in epoch milliseconds."""
     gpu_us = (end - start) * US_PER_MS
     finest = ledger.usage((start, end), (*_OF_HOLDING, *PRICED_BY), None, timezone)
@@ -257,7 +257,7 @@ def requested_gpus(facts: PodFacts) -> int:
 
 
 def burn_per_hour(
-    ledger: Questions, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str
+    ledger: Moment, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str
 ) -> tuple[Decimal | None, int]:
     """The hourly cost of the GPUs that were held in [start_ms, end_ms), and the GPU-µs without a price, which this cost
     does not contain. Without a price book: (None, 0)."""
@@ -309,7 +309,7 @@ def month_so_far(ledger: Ledger, book: PriceBook | None, at_ms: int, timezone: s
     )
 
 
-def by_node(ledger: Questions, start_ms: int, end_ms: int) -> tuple[NodeCoverage, ...]:
+def by_node(ledger: Moment, start_ms: int, end_ms: int) -> tuple[NodeCoverage, ...]:
     """The nodes, those with the most unmetered time first."""
     rows = [
         NodeCoverage(

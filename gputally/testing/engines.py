@@ -42,7 +42,7 @@ from accountant.lake.iceberg_catalog import PREFIX, Catalogue, namespace_of
 from accountant.lake.lake_ledger import LakeLedger, ledgers
 from accountant.lake.publisher import Publisher
 from accountant.lake.tables import USAGE_HOURLY
-from accountant.ledger.protocols import Facts, NamespaceFacts
+from accountant.ledger.protocols import Facts, NamespaceFacts, ReadableLedger
 from accountant.ledger.usage import MEASURES, START_UP
 from accountant.prices.price_book import PriceBook
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
@@ -75,6 +75,13 @@ BOOK = PriceBook.model_validate({
 NORTH, SOUTH = "north", "south"
 PROJECT = label_dimension("project")
 Question = Callable[[Any], object]
+
+
+def _window(ledger: ReadableLedger) -> Mapping[str, int]:
+    with ledger.moment() as moment:
+        return moment.window(WindowSpec(size=86_400), SPAN[1], "allocated", 0.0).usage
+
+
 QUESTIONS: Final[Mapping[str, Question]] = {
     "usage in all": lambda one: one.usage(SPAN, ()).lines(),
     "usage by team": lambda one: one.usage(SPAN, ("team",)).lines(),
@@ -90,7 +97,7 @@ QUESTIONS: Final[Mapping[str, Question]] = {
     "usage of a span before all records": lambda one: one.usage((START_MS - MS_PER_DAY, START_MS), ("team",)).lines(),
     "every measure": lambda one: one.usage(SPAN, ("pod", "gpu"), measures=(*START_UP, *MEASURES)).lines(),
     "cost by team and day": lambda one: cost(one, BOOK, *SPAN, ("team", "day")),
-    "pods": lambda one: one.pods(*SPAN),
+    "pods": lambda one: list(one.pods(*SPAN)),
     "GPUs of nodes": lambda one: one.status().gpus_at(*SPAN),
     "acts": lambda one: one.acts(),
 }
@@ -98,7 +105,7 @@ OF_LEDGERS: Final[Mapping[str, Question]] = {
     "nodes": lambda one: one.status().nodes,
     "extent": lambda one: one.status().extent,
     "teams": lambda one: one.status().teams,
-    "a window": lambda one: one.window(WindowSpec(size=86_400), SPAN[1], "allocated", 0.0).usage,
+    "a window": _window,
 }
 
 

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.bench.figure import Figure, median_cpu_seconds
+from tests.moments import present
 
 NODES, GPUS, HOURS = 8, 8, 16
 COMMANDS = ("agent", "accountant", "jobs", "fairshare", "demo")
@@ -80,10 +81,10 @@ def _ledger() -> Iterator[Figure]:
                 ]  # fmt: skip
                 group.append(batch(rows.intervals, facts, cluster="bench", node=node, first_seq=seq))
             writing.append(_cpu(partial(deliver, ledger, clock.wall_ms(), *group)))
-            asking.append(_cpu(partial(ledger.window, spec, clock.wall_ms(), "allocated", 0.98)))
+            asking.append(_cpu(partial(present(ledger).window, spec, clock.wall_ms(), "allocated", 0.98)))
         ledger.close()
         ledger = open_ledger(path, clock)
-        first = _cpu(partial(ledger.window, spec, clock.wall_ms(), "allocated", 0.98))
+        first = _cpu(partial(present(ledger).window, spec, clock.wall_ms(), "allocated", 0.98))
         book = load.price_book()
 
         def page() -> None:

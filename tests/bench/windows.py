@@ -18,6 +18,7 @@ from accountant.wire.policy_models import WindowSpec
 from gputally.base.clock import VirtualClock
 from tests.bench import load
 from tests.bench.figure import Figure, Goal, quantile, timed
+from tests.moments import present
 
 GPUS = 8
 SIZE_S, HALF_LIFE_S = 12 * 3600, 6 * 3600
@@ -69,7 +70,9 @@ def measure(size: Size = FULL) -> list[Figure]:
             # Each question another instant, so that no answer is a remembered one.
             for name, half_life in (("sliding 12 h", None), ("with half-life 6 h", HALF_LIFE_S)):
                 first = timed(
-                    partial(ledger.window, WindowSpec(size=SIZE_S, half_life=half_life), end_ms, "allocated", 0.98)
+                    partial(
+                        present(ledger).window, WindowSpec(size=SIZE_S, half_life=half_life), end_ms, "allocated", 0.98
+                    )
                 )
                 figures.append(Figure(f"{name}, the first question", first * 1e3, "ms", goal=FIRST))
                 for when, step_ms, goal in (("whole minutes", 60_000, WHOLE_MINUTES), ("any second", 61_000, None)):
@@ -84,7 +87,7 @@ def _asked(
     ledger: DuckLedger, frame: pd.DataFrame, name: str, instants: list[int], half_life: int | None, goal: Goal | None
 ) -> list[Figure]:
     spec = WindowSpec(size=SIZE_S, half_life=half_life)
-    ours = [timed(partial(ledger.window, spec, at, "allocated", 0.98)) for at in instants]
+    ours = [timed(partial(present(ledger).window, spec, at, "allocated", 0.98)) for at in instants]
     theirs = [timed(partial(by_pandas, frame, at, half_life)) for at in instants]
     return [
         Figure(

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from accountant.billing.job_costs import JobChoice, JobList, chosen, list_jobs
-from accountant.billing.queue_waits import QueuedPod, pod_wait, pods_by_job
-from accountant.ledger.protocols import Facts, JobKey
+from accountant.billing.queue_waits import pod_wait, pods_by_job
+from accountant.ledger.protocols import Facts, JobKey, QueuedPod
 from accountant.ledger.usage import Where
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.storage.read_snapshot import Snapshot
@@ -62,14 +62,16 @@ class Recording:
     def __getattr__(self, name: str) -> object:
         return getattr(self._moment, name)
 
-    def each_pod(self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None) -> Iterator[QueuedPod]:
+    def pods(
+        self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None, ordered: bool = True
+    ) -> Iterator[QueuedPod]:
         self.read_of.append(of)
-        return self._moment.each_pod(start_ms, end_ms, of=of)
+        return self._moment.pods(start_ms, end_ms, of=of, ordered=ordered)
 
 
 def test_the_numbers_of_pods_are_those_of_the_pods_whoever_knows_what(ledger: DuckLedger) -> None:
     with ledger.moment(START, END) as moment:
-        pods = moment.pods(START, END)
+        pods = list(moment.pods(START, END))
         assert len({pod.key for pod in pods}) > JOBS
         assert moment.pods_by_job(START, END) == pods_by_job(pods)
 
@@ -78,7 +80,7 @@ def test_the_numbers_of_pods_are_those_of_the_pods_whoever_knows_what(ledger: Du
 def test_jobs_are_ordered_by_the_longest_wait_of_their_pods(ledger: DuckLedger, where: Where | None) -> None:
     with ledger.moment(START, END) as moment:
         waits: dict[JobKey, int] = {}
-        for pod in moment.pods(START, END):
+        for pod in list(moment.pods(START, END)):
             queued = pod_wait(pod.facts, END).queued_ms
             if queued is not None:
                 waits[pod.key] = max(queued, waits.get(pod.key, 0))

@@ -25,7 +25,7 @@ from accountant.lake import tables
 from accountant.lake.engines.duckdb.engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue, namespace_of
 from accountant.lake.lake_ledger import LakeLedger
-from accountant.ledger.protocols import Questions
+from accountant.ledger.protocols import Moment
 from accountant.storage.duckdb_ledger import open_ledger
 from gputally.base.clock import SystemClock
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
@@ -131,7 +131,7 @@ def _fault(members: list[Member], chance: random.Random) -> str:
     return kind
 
 
-def _by_gpu(questions: Questions, span: tuple[int, int]) -> object:
+def _by_gpu(questions: Moment, span: tuple[int, int]) -> object:
     return [(line.key, line.accounts_gpu_us, line.energy_uj) for line in questions.usage(span, ("gpu",)).lines()]
 
 

@@ -43,6 +43,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.errors import SettingsFault
 from tests.compat.opencost_day import START_MS
 from tests.compat.opencost_listener import A100, BOOK, DAY, H100, HOUR_MS, HOUR_US, WITH_A100, Port, hour, served
+from tests.fakes.fixed_status import FixedStatus
 from tests.hypothesis_examples import examples
 from tests.moments import present
 from tests.usage_records import batch, deliver, pod_facts
@@ -383,8 +384,8 @@ def test_bytes_that_are_no_text_and_too_many_parameters_are_refused(port: Port) 
 
 def test_a_ledger_that_cannot_be_read_is_told_in_opencosts_shape(port: Port) -> None:
     class Away:
-        def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:
-            return 1
+        def status(self) -> FixedStatus:
+            return FixedStatus()
 
         def moment(self, start_ms: int, end_ms: int) -> Any:
             raise LedgerUnavailable("the disk is full")
@@ -399,8 +400,8 @@ def test_a_window_that_adds_up_too_much_is_refused_before_it_is_read(port: Port,
     class Large:
         """An object whose data cannot be read: an unwanted query raises AttributeError."""
 
-        def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:
-            return (end_ms - start_ms) // 3_600_000 * 1_000
+        def status(self) -> FixedStatus:
+            return FixedStatus(gpus=1_000)
 
     limits = Limits(question_gpu_hours=24_000)
     source = AllocationSource(Large(), port.clock, lambda: None, "prod", limits)  # type: ignore[arg-type]

@@ -11,9 +11,9 @@ from itertools import pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from accountant.billing.queue_waits import JobPods, QueuedPod, pods_by_job
+from accountant.billing.queue_waits import pods_by_job
 from accountant.core.periods import hour_name
-from accountant.ledger.protocols import EpochReport, JobKey, Quarantined
+from accountant.ledger.protocols import EpochReport, JobKey, JobPods, Quarantined, QueuedPod
 from accountant.ledger.usage import ACCOUNTS, MEASURES, Usage, UsageMeasure, Where, names_of
 from accountant.wire.policy_models import IDLE, Decision, Policy, PolicyVersion
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension
@@ -141,11 +141,8 @@ class ListLedger(MemoryJournal):
     def decisions(self, start_ms: int, end_ms: int, limit: int = 1000) -> list[Decision]:
         return []
 
-    def pods(self, start_ms: int, end_ms: int, **_: Any) -> list[QueuedPod]:
-        return self.known_pods
-
-    def each_pod(self, start_ms: int, end_ms: int, **_: Any) -> Iterator[QueuedPod]:
-        return iter(self.pods(start_ms, end_ms))
+    def pods(self, start_ms: int, end_ms: int, **_: Any) -> Iterator[QueuedPod]:
+        return iter(self.known_pods)
 
     def pods_by_job(self, start_ms: int, end_ms: int) -> dict[JobKey, JobPods]:
         return pods_by_job(self.pods(start_ms, end_ms))

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from accountant.billing.queue_waits import JobPods, QueuedPod, pods_by_job
+from accountant.billing.queue_waits import pods_by_job
 from accountant.core.errors import SequenceGap, UnsupportedQuestion
 from accountant.history_import.import_run import is_import
 from accountant.ledger.journal import Act, NewAct
@@ -17,17 +17,20 @@ from accountant.ledger.protocols import (
     EpochReport,
     Facts,
     GpuOwnership,
+    Hole,
+    Imbalance,
     Imports,
     ImportSpan,
     JobKey,
+    JobPods,
     MisdatedRecords,
     Quarantined,
+    QueuedPod,
     Receipt,
     SavedView,
 )
 from accountant.ledger.usage import MEASURES, Usage, UsageMeasure, Where, names_of
 from accountant.prices.price_book import PriceBook
-from accountant.storage.read_snapshot import Hole, Imbalance
 from accountant.wire.policy_models import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from agent.wire import Ack, Batch
@@ -161,11 +164,8 @@ class MemoryLedger(MemoryJournal):
     def job_of(self, cluster: str, uid: str) -> JobKey | None:
         return None
 
-    def pods(self, start_ms: int, end_ms: int, **_: Any) -> list[QueuedPod]:
-        return self.known
-
-    def each_pod(self, start_ms: int, end_ms: int, **_: Any) -> Iterator[QueuedPod]:
-        return iter(self.pods(start_ms, end_ms))
+    def pods(self, start_ms: int, end_ms: int, **_: Any) -> Iterator[QueuedPod]:
+        return iter(self.known)
 
     def pods_by_job(self, start_ms: int, end_ms: int) -> dict[JobKey, JobPods]:
         return pods_by_job(self.pods(start_ms, end_ms))

@@ -74,7 +74,7 @@ def test_a_label_that_one_ledger_does_not_export_is_unknown_there(two: TwoLedger
 def test_a_window_is_the_sum_of_the_ledgers_own(two: TwoLedgers, measure: Measure) -> None:
     spec = WindowSpec(size=4 * 3_600)
     found = two.fleet.window(two.fleet.members(), spec, SPAN[1], measure)
-    own = [one.ledger.window(spec, SPAN[1], measure, 0.5) for one in two.both]
+    own = [present(one.ledger).window(spec, SPAN[1], measure, 0.5) for one in two.both]
     queues = {queue for window in own for queue in window.usage}
     assert found.usage == {queue: sum(window.usage.get(queue, 0) for window in own) for queue in queues}
     assert found.unassigned == sum(window.unassigned for window in own)
@@ -87,7 +87,7 @@ def test_a_decayed_window_is_near_the_ledgers_own(two: TwoLedgers) -> None:
     """The lake has whole hours only: the figures differ by less than an hour's decay."""
     spec = WindowSpec(size=4 * 3_600, half_life=24 * 3_600)
     found = two.fleet.window(two.fleet.members(), spec, SPAN[1], "allocated")
-    own = [one.ledger.window(spec, SPAN[1], "allocated", 0.5) for one in two.both]
+    own = [present(one.ledger).window(spec, SPAN[1], "allocated", 0.5) for one in two.both]
     for queue in found.usage:
         expected = sum(window.usage.get(queue, 0) for window in own)
         assert found.usage[queue] == pytest.approx(expected, rel=1 - 2 ** (-1 / 24))

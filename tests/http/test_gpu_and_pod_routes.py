@@ -9,7 +9,8 @@ import pytest
 from msgspec import structs
 
 from accountant.api.bookkeeping_models import PodReport
-from accountant.billing.queue_waits import QueuedPod, queue_waits
+from accountant.billing.queue_waits import queue_waits
+from accountant.ledger.protocols import QueuedPod
 from agent.wire import PROBLEM, PodFacts
 from gputally.base.units import MS_PER_DAY, US_PER_HOUR
 from gputally.server.https_server import serve

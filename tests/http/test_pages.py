@@ -15,10 +15,9 @@ from accountant.api.answer_cache import FRESH_MS, STALEST_MS
 from accountant.billing.cost_allocation import billed_tables
 from accountant.billing.statement_breakdown import DIMENSIONS
 from accountant.exports.protocol import exports
-from accountant.ledger.protocols import Quarantined
+from accountant.ledger.protocols import Hole, Quarantined
 from accountant.storage.duckdb_engine import Cursor, Parameters, Row
 from accountant.storage.duckdb_ledger import DuckLedger
-from accountant.storage.read_snapshot import Hole
 from accountant.web.month_and_decision_pages import prepare_pages
 from accountant.web.page_rows import by_node, current_use, month_so_far
 from accountant.wire.policy_models import Decision

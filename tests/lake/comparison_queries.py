@@ -86,9 +86,9 @@ QUESTIONS: dict[str, Reading] = {
     "cost by project": lambda one: cost(one, BOOK, *SPAN, (PROJECT,)),
     "cost by model and hour": lambda one: cost(one, BOOK, *SPAN, ("gpu_model", "hour")),
     "coverage": lambda one: coverage(one.usage(SPAN, ())),
-    "pods": lambda one: one.pods(*SPAN),
-    "waiting pods": lambda one: one.pods(*SPAN, waiting=True),
-    "pods of a job": lambda one: one.pods(*SPAN, of=(JOB,)),
+    "pods": lambda one: list(one.pods(*SPAN)),
+    "waiting pods": lambda one: list(one.pods(*SPAN, waiting=True)),
+    "pods of a job": lambda one: list(one.pods(*SPAN, of=(JOB,))),
     "jobs of a namespace": lambda one: one.jobs_in("prod", "ns-1"),
     "GPUs of nodes": lambda one: one.status().gpus_at(*SPAN),
     "policies": lambda one: one.status().policies(*SPAN),
@@ -120,7 +120,7 @@ def ledger_questions(ledger: Any) -> dict[str, object]:
 
 def _window(ledger: Any) -> tuple[object, ...]:
     """Return the figures of a window of whole hours."""
-    found = ledger.window(WindowSpec(size=4 * 3_600), SPAN[1], "allocated", 0.5)
+    found = present(ledger).window(WindowSpec(size=4 * 3_600), SPAN[1], "allocated", 0.5)
     return found.usage, found.unassigned, found.capacity, found.coverage, found.policy_version
 
 

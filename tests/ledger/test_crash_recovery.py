@@ -339,7 +339,7 @@ def test_closed_is_closed(ledger, hand):
 
 def test_what_it_cannot_answer_it_says(ledger, hand):
     with pytest.raises(UnsupportedQuestion, match="without a price book nothing has a cost"):
-        ledger.window(WindowSpec(), hand.now_ms, "cost", 0.98)
+        present(ledger).window(WindowSpec(), hand.now_ms, "cost", 0.98)
 
 
 def test_no_column_is_null_but_those_that_a_record_may_leave_out(ledger):

@@ -26,7 +26,7 @@ def test_what_is_written_meanwhile_is_not_seen(send, ledger, hand):
         before = moment.usage(span, ("pod",)).lines()
         send(hand.row(2, 1, 2), hand.fact(3, created_ms=hand.start_ms))
         assert moment.usage(span, ("pod",)).lines() == before
-        assert moment.pods(*span) == []
+        assert list(moment.pods(*span)) == []
         assert coverage(moment.usage(span, ())) < coverage(present(ledger).usage(span, ()))
     assert present(ledger).usage(span, ("pod",)).lines() != before
     assert len(present(ledger).pods(*span)) == 1

@@ -145,7 +145,7 @@ def test_a_node_that_went_is_capacity_until_then(gone, total_us):
     retired = [(one.gpu_uuid, one.node, one.end_ms) for one in retire(gone, node="n1")]
     assert retired == [("a", "n1", OFF_MS), ("b", "n1", OFF_MS)]
     assert [total_us(gpu) for gpu in "abc"] == [DAY * MINUTE_US, DAY * MINUTE_US, 3 * DAY * MINUTE_US]
-    day = gone.window(WindowSpec(size=86_400), NOW_MS, "allocated", 0.98)
+    day = present(gone).window(WindowSpec(size=86_400), NOW_MS, "allocated", 0.98)
     assert day.capacity == DAY * MINUTE_US  # of c alone
 
 

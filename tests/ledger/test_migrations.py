@@ -42,7 +42,7 @@ def answers(ledger: DuckLedger) -> Mapping[str, Any]:
     span = (START_MS, START_MS + 3 * MS_PER_HOUR)
     return {
         "usage": present(ledger).usage(span, ("gpu", "team", "queue", "job", "pool")).lines(),
-        "window": ledger.window(WindowSpec(size=10_800, half_life=3_600), span[1], "allocated", 0.98),
+        "window": present(ledger).window(WindowSpec(size=10_800, half_life=3_600), span[1], "allocated", 0.98),
         "acks": {epoch: ack.durable_seq for epoch, ack in ledger.acks("n1", "prod").items()},
         "acts": present(ledger).acts(),
         "holes": present(ledger).holes(),

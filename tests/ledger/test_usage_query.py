@@ -97,7 +97,7 @@ def test_usage_is_cut_where_the_policy_changes(send, ledger, hand):
         "lab": 90_000_000,
         "research": 150_000_000,
     }
-    window = ledger.window(WindowSpec(size=240), hand.start_ms + 4 * MINUTE, "allocated", 0.98)
+    window = present(ledger).window(WindowSpec(size=240), hand.start_ms + 4 * MINUTE, "allocated", 0.98)
     assert window.usage == {"research": 240_000_000, "speech": 0, "vision": 240_000_000}
     assert window.policy_version == second.version
 
@@ -113,7 +113,7 @@ def test_history_goes_with_the_refs_of_a_queue_that_is_no_more(send, ledger, han
 
     def used(*queues: QueuePolicy, minute: int) -> dict[str, int]:
         ledger.put_policy(Policy(queues=queues), at_ms + minute * MINUTE)
-        window = ledger.window(WindowSpec(size=1200), at_ms + (minute + 1) * MINUTE, "allocated", 0.98)
+        window = present(ledger).window(WindowSpec(size=1200), at_ms + (minute + 1) * MINUTE, "allocated", 0.98)
         return {queue: value for queue, value in window.usage.items() if value}
 
     whole = 4 * MINUTE_US
@@ -142,7 +142,7 @@ def test_a_node_that_is_down_takes_what_nobody_holds_and_what_is_missing(send, l
     }
     assert accounts(0, 30, team=IDLE) == {"down": 15 * MINUTE_US, "unmetered": 5 * MINUTE_US}
     # 15 minutes of service, 10 of them metered (5 held in the down time are metered and in service, too).
-    window = ledger.window(WindowSpec(size=1800), hand.start_ms + 30 * MINUTE, "allocated", 0.98)
+    window = present(ledger).window(WindowSpec(size=1800), hand.start_ms + 30 * MINUTE, "allocated", 0.98)
     assert (window.capacity, window.coverage) == (15 * MINUTE_US, 10 / 15)
     assert coverage(present(ledger).usage((hand.start_ms, hand.start_ms + 30 * MINUTE), ())) == 10 / 15
     # Late facts recompute it; what they do not name stays.
@@ -165,7 +165,7 @@ def test_a_gpu_is_capacity_until_its_node_is_deleted(send, ledger, hand, account
     gone = NodeFacts("prod", "n1", deleted_ms=hand.start_ms + 12 * MINUTE)
     ledger.observe(Facts(nodes=(gone,)), hand.now_ms)
     assert accounts(0, 600)["unmetered"] == 2 * MINUTE_US
-    assert ledger.window(WindowSpec(size=600), hand.start_ms + 60 * MINUTE, "busy", 0.98).capacity == 0
+    assert present(ledger).window(WindowSpec(size=600), hand.start_ms + 60 * MINUTE, "busy", 0.98).capacity == 0
 
 
 def test_a_gpu_that_its_node_lists_no_more_is_retired_after_a_day(send, hand, accounts):
@@ -186,7 +186,7 @@ def test_a_node_that_returns_with_another_gpu_has_one_gpu_at_a_time(send, ledger
     both = accounts(0, 50)
     assert sum(both.values()) == 45 * MINUTE_US
     assert "unmetered" not in both
-    assert ledger.window(WindowSpec(size=50 * 60), hand.start_ms + 50 * MINUTE, "busy", 0.98).coverage == 1
+    assert present(ledger).window(WindowSpec(size=50 * 60), hand.start_ms + 50 * MINUTE, "busy", 0.98).coverage == 1
 
 
 @pytest.mark.parametrize("listed", [False, True], ids=["no inventory", "inventory file"])
@@ -257,15 +257,15 @@ def test_the_newest_fact_of_a_pod_wins_whatever_comes_last(send, ledger, hand):
     newest = hand.fact(2, queue_ref="kai:speech", observed_ms=hand.start_ms + 9)
     send(row, newest)
     spec, at = WindowSpec(size=900), hand.start_ms + 15 * MINUTE
-    assert ledger.window(spec, at, "allocated", 0.9).usage["speech"] == MINUTE_US
+    assert present(ledger).window(spec, at, "allocated", 0.9).usage["speech"] == MINUTE_US
     send(hand.fact(3, queue_ref="kai:vision"))
     assert set(books(ledger, hand, 1, "queue")) == {("speech",)}
-    assert ledger.window(spec, at, "allocated", 0.9).usage["speech"] == MINUTE_US
+    assert present(ledger).window(spec, at, "allocated", 0.9).usage["speech"] == MINUTE_US
     # The inventory saw it later still, and its clock cannot make it last for ever.
     late = hand.fact(0, queue_ref="kai:vision", observed_ms=10**15)
     ledger.observe(Facts(pods=(("prod", late),)), hand.now_ms)
     assert set(books(ledger, hand, 1, "queue")) == {("vision",)}
-    assert ledger.window(spec, at, "allocated", 0.9).usage["vision"] == MINUTE_US
+    assert present(ledger).window(spec, at, "allocated", 0.9).usage["vision"] == MINUTE_US
     send(hand.fact(4, queue_ref="kai:speech", observed_ms=hand.now_ms + 1), now_ms=hand.now_ms + 1)
     assert set(books(ledger, hand, 1, "queue")) == {("speech",)}
 
@@ -273,24 +273,25 @@ def test_the_newest_fact_of_a_pod_wins_whatever_comes_last(send, ledger, hand):
 def test_the_watermark_says_how_old_the_news_are(send, ledger, hand):
     at = hand.start_ms + 60 * MINUTE
     spec = WindowSpec(size=3600)
-    assert ledger.window(spec, at, "allocated", 0.98).watermark_ms is None
+    assert present(ledger).window(spec, at, "allocated", 0.98).watermark_ms is None
     rows = [hand.row(i + 1, 0, 50 if i else 20, gpu=f"gpu-{i}") for i in range(10)]
     send(*rows)
-    assert ledger.window(spec, at, "allocated", 0.9).watermark_ms == hand.start_ms + 50 * MINUTE
-    assert ledger.window(spec, at, "allocated", 0.98).watermark_ms == hand.start_ms + 20 * MINUTE
+    assert present(ledger).window(spec, at, "allocated", 0.9).watermark_ms == hand.start_ms + 50 * MINUTE
+    assert present(ledger).window(spec, at, "allocated", 0.98).watermark_ms == hand.start_ms + 20 * MINUTE
     assert (
-        ledger.window(spec, hand.start_ms + 10 * MINUTE, "allocated", 0.98).watermark_ms == hand.start_ms + 10 * MINUTE
+        present(ledger).window(spec, hand.start_ms + 10 * MINUTE, "allocated", 0.98).watermark_ms
+        == hand.start_ms + 10 * MINUTE
     )
     node = NodeFacts("prod", "n1", down=(Down(at - MINUTE, None, "NotReady"),))
     ledger.observe(Facts(nodes=(node,)), hand.now_ms)
-    assert ledger.window(spec, at, "allocated", 0.98).watermark_ms is None
+    assert present(ledger).window(spec, at, "allocated", 0.98).watermark_ms is None
 
 
 def test_what_a_measure_cannot_see_is_not_covered(send, ledger, hand):
     rows = (hand.row(1, 0, 1, energy_uj=50), hand.row(2, 1, 2, busy_us=None, energy_uj=7), hand.row(3, 2, 4))
     send(*rows)
     at = hand.start_ms + 4 * MINUTE
-    found = {of: ledger.window(WindowSpec(size=240), at, of, 0.98) for of in ("allocated", "busy", "energy")}
+    found = {of: present(ledger).window(WindowSpec(size=240), at, of, 0.98) for of in ("allocated", "busy", "energy")}
     assert {of: window.coverage for of, window in found.items()} == {"allocated": 1.0, "busy": 0.75, "energy": 0.5}
     assert (found["energy"].unassigned, found["energy"].capacity, found["energy"].unit) == (57, 57, "uj")
 
@@ -298,9 +299,9 @@ def test_what_a_measure_cannot_see_is_not_covered(send, ledger, hand):
 def test_windows_that_begin_at_the_month_or_at_a_multiple(send, ledger, hand):
     send(hand.row(1, -30, 0), hand.row(2, 0, 30))
     at = hand.start_ms + 30 * MINUTE
-    month = ledger.window(WindowSpec(kind="calendar"), at, "allocated", 0.98)
+    month = present(ledger).window(WindowSpec(kind="calendar"), at, "allocated", 0.98)
     assert (month.start_ms, month.unassigned) == (hand.start_ms, 30 * MINUTE_US)
-    tumbling = ledger.window(WindowSpec(kind="tumbling", size=MS_PER_HOUR // 1000), at, "allocated", 0.98)
+    tumbling = present(ledger).window(WindowSpec(kind="tumbling", size=MS_PER_HOUR // 1000), at, "allocated", 0.98)
     assert (tumbling.start_ms, tumbling.unassigned) == (hand.start_ms, 30 * MINUTE_US)
 
 

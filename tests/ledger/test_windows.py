@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,14 @@ from accountant.core.window_decay import bounds, factor, term
 from accountant.runtime.background_tasks import in_force, warm
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.duckdb_ledger import DuckLedger
-from accountant.storage.ledger_state import State
 from accountant.storage.query.gpu_weights import Weighting
+from accountant.storage.query.window_query import Windows
 from accountant.storage.query.window_sums import MOST_KEYS, Figures, Sums, added_up
 from accountant.wire.policy_models import Policy, QueuePolicy, UsageWindow, WindowSpec
 from gputally.base.clock import VirtualClock
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_MINUTE
 from tests.ledger.conftest import NOW_MS, START_MS, Hand
+from tests.moments import present
 from tests.properties.interval_streams import total
 
 BERLIN, NEW_YORK, KIRITIMATI = ZoneInfo("Europe/Berlin"), ZoneInfo("America/New_York"), ZoneInfo("Pacific/Kiritimati")
@@ -138,7 +139,7 @@ def cached(ledger: DuckLedger, spec: WindowSpec, at_ms: int, cluster: str | None
 
 def from_the_tables(ledger: DuckLedger, spec: WindowSpec, at_ms: int, cluster: str | None = None) -> UsageWindow:
     ledger._windows.sums.clear(ledger._state.version)
-    return ledger.window(spec, at_ms, "allocated", 0.98, cluster=cluster)
+    return present(ledger).window(spec, at_ms, "allocated", 0.98, cluster=cluster)
 
 
 def more(hand: Any) -> Any:
@@ -168,7 +169,7 @@ def test_a_commit_between_the_snapshot_and_the_answer(
     if cluster is not None:
         send(hand.row(1, 0, 10), cluster="staging")
     spec, at = WindowSpec(size=HOUR, half_life=half_life), hand.start_ms + minutes * MS_PER_MINUTE
-    before = ledger.window(spec, at, "allocated", 0.98, cluster=cluster)
+    before = present(ledger).window(spec, at, "allocated", 0.98, cluster=cluster)
     if not asked_before:
         ledger._windows.sums.clear(ledger._state.version)
     with ledger._snapshot() as (cursor, state):
@@ -176,7 +177,7 @@ def test_a_commit_between_the_snapshot_and_the_answer(
         asked = ledger._windows.window(cursor, state, spec, at, "allocated", 0.98, Weighting(cluster=cluster))
     assert asked == before, "as its snapshot shows it"
     assert (cached(ledger, spec, at, cluster) is not None) == (kept and asked_before)
-    found = ledger.window(spec, at, "allocated", 0.98, cluster=cluster)
+    found = present(ledger).window(spec, at, "allocated", 0.98, cluster=cluster)
     assert cached(ledger, spec, at, cluster) == found == from_the_tables(ledger, spec, at, cluster)
 
 
@@ -185,12 +186,12 @@ def test_another_cluster_that_begins_to_report_in_between(send, ledger, hand, ha
     ledger.put_policy(POLICY, hand.start_ms)
     send(hand.fact(1, queue_ref="kai:a"), hand.row(2, 0, 10))
     spec, at = WindowSpec(size=HOUR, half_life=half_life), hand.start_ms + 12 * MS_PER_MINUTE
-    alone = ledger.window(spec, at, "allocated", 0.98, cluster="prod")
+    alone = present(ledger).window(spec, at, "allocated", 0.98, cluster="prod")
     fact = hand.fact(1, queue_ref="kai:a")
     send(fact, hand.row(2, 0, 12), cluster="staging")
-    both = ledger.window(spec, at, "allocated", 0.98)
-    assert ledger.window(spec, at, "allocated", 0.98, cluster="prod") == alone
-    assert both.usage["a"] > ledger.window(spec, at, "allocated", 0.98, cluster="staging").usage["a"] > 0
+    both = present(ledger).window(spec, at, "allocated", 0.98)
+    assert present(ledger).window(spec, at, "allocated", 0.98, cluster="prod") == alone
+    assert both.usage["a"] > present(ledger).window(spec, at, "allocated", 0.98, cluster="staging").usage["a"] > 0
 
 
 @pytest.fixture
@@ -209,11 +210,11 @@ def test_a_window_that_slides_on_over_new_rows_is_answered_from_the_cache(
     send, ledger, hand, booked, half_life, minutes
 ):
     spec = WindowSpec(size=HOUR, half_life=half_life)
-    ledger.window(spec, booked, "allocated", 0.98)
+    present(ledger).window(spec, booked, "allocated", 0.98)
     for minute in range(minutes):
         row = hand.row(92 + minute, 90 + minute, 91 + minute)
         send(row, now_ms=hand.start_ms + 3 * MS_PER_HOUR)
-        ledger.window(spec, booked + minute * MS_PER_MINUTE, "allocated", 0.98)
+        present(ledger).window(spec, booked + minute * MS_PER_MINUTE, "allocated", 0.98)
     later = booked + minutes * MS_PER_MINUTE
     found = cached(ledger, spec, later)
     assert found is not None
@@ -223,14 +224,14 @@ def test_a_window_that_slides_on_over_new_rows_is_answered_from_the_cache(
 def test_the_view_asked_for_least_recently_goes_first(send, ledger, hand, booked):
     specs = [WindowSpec(size=HOUR, half_life=HOUR + number) for number in range(MOST_KEYS + 1)]
     for spec in specs:
-        ledger.window(spec, booked, "allocated", 0.98)
+        present(ledger).window(spec, booked, "allocated", 0.98)
     send(hand.row(92, 90, 91), now_ms=hand.start_ms + 3 * MS_PER_HOUR)
     later = booked + MS_PER_MINUTE
     assert cached(ledger, specs[0], booked) is None
     kept = cached(ledger, specs[-1], booked)
     assert kept is not None
     assert kept == from_the_tables(ledger, specs[-1], booked)
-    assert ledger.window(specs[0], later, "allocated", 0.98) == from_the_tables(ledger, specs[0], later)
+    assert present(ledger).window(specs[0], later, "allocated", 0.98) == from_the_tables(ledger, specs[0], later)
 
 
 @pytest.mark.parametrize("half_life", [None, HOUR])
@@ -240,7 +241,7 @@ def test_sums_that_64_bits_do_not_hold_are_exact(send, ledger, hand, half_life):
     ledger.put_policy(POLICY, hand.start_ms)
     send(hand.fact(1, queue_ref="kai:a"), *rows)
     spec, end_ms = WindowSpec(size=HOUR, half_life=half_life), hand.start_ms + 30 * MS_PER_MINUTE
-    found = ledger.window(spec, end_ms, "energy", 0.98)
+    found = present(ledger).window(spec, end_ms, "energy", 0.98)
     if half_life is None:
         assert found.usage["a"] == 30 * energy
     terms = defaultdict[int, int](int)
@@ -250,7 +251,7 @@ def test_sums_that_64_bits_do_not_hold_are_exact(send, ledger, hand, half_life):
     assert found.usage["a"] == total(sorted(terms.items()), end_ms, half_life)
     ledger.checkpoint()
     ledger._windows.sums.clear(ledger._state.version)
-    assert ledger.window(spec, end_ms, "energy", 0.98) == found
+    assert present(ledger).window(spec, end_ms, "energy", 0.98) == found
 
 
 VALUES = st.one_of(st.integers(0, 10**12), st.integers(0, 2**70))
@@ -269,16 +270,24 @@ def test_tables_are_added_up_as_python_adds_integers(lines):
     assert dict(zip(found.keys[:, 2].tolist(), found.values[:, 0].tolist(), strict=True)) == expected
 
 
-class Counting(DuckLedger):
-    """Counts the snapshots that were opened."""
+class CountingWindows(Windows):
+    """Counts the windows for which a table was read."""
 
     read = 0
 
-    @contextmanager
-    def _snapshot(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[tuple[Cursor, State]]:
-        self.read += 1
-        with super()._snapshot(start_ms, end_ms) as found:
-            yield found
+    def window(self, cursor: Cursor | None, *asked: Any) -> UsageWindow | None:
+        self.read += cursor is not None
+        return super().window(cursor, *asked)
+
+
+class Counting(DuckLedger):
+    def __init__(self, path: Path, clock: VirtualClock) -> None:
+        super().__init__(path, clock)
+        self._windows = self.windows = CountingWindows(ZoneInfo("UTC"))
+
+    @property
+    def read(self) -> int:
+        return self.windows.read
 
 
 @pytest.fixture
@@ -306,14 +315,14 @@ def test_the_next_window_needs_no_table(counting, path, clock):
     spec = warmed(counting).window
     read = counting.read
     assert read
-    found = counting.window(spec, NOW_MS, "allocated", 0.98)
+    found = present(counting).window(spec, NOW_MS, "allocated", 0.98)
     assert found.watermark_ms is not None
     assert found.watermark_ms < NOW_MS
-    counting.window(spec, found.watermark_ms, "allocated", 0.98)
+    present(counting).window(spec, found.watermark_ms, "allocated", 0.98)
     assert counting.read == read
     counting.close()
     with closing(Counting(path, clock)) as cold:
-        assert cold.window(spec, NOW_MS, "allocated", 0.98) == found
+        assert present(cold).window(spec, NOW_MS, "allocated", 0.98) == found
         assert cold.read == 1
 
 
@@ -323,7 +332,7 @@ def test_nor_does_one_of_a_cluster_of_several(counting, hand):
     spec = warmed(counting).window
     read = counting.read
     for cluster in ("prod", "staging", None):
-        assert counting.window(spec, NOW_MS, "allocated", 0.98, cluster=cluster).capacity > 0
+        assert present(counting).window(spec, NOW_MS, "allocated", 0.98, cluster=cluster).capacity > 0
     assert counting.read == read
 
 

@@ -203,10 +203,10 @@ def test_windows_are_bit_equal_whatever_the_order_and_equal_to_the_formula(
     # The second one hears the streams interleaved and piecemeal, and is asked in between.
     for one in piecemeal(found, 1, order):
         book(second, [one])
-        second.window(spec, at_ms, "allocated", 0.98)
+        present(second).window(spec, at_ms, "allocated", 0.98)
     for measure in MEASURES:
-        assert first.window(spec, at_ms, measure, 0.98) == second.window(spec, at_ms, measure, 0.98)
-    window = first.window(spec, at_ms, "allocated", 0.98)
+        assert present(first).window(spec, at_ms, measure, 0.98) == present(second).window(spec, at_ms, measure, 0.98)
+    window = present(first).window(spec, at_ms, "allocated", 0.98)
     terms: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     start = at_ms - size * 1000
     for item in kept(found):
@@ -261,9 +261,13 @@ def test_checkpoints_and_restarts_change_no_answer(
                     ledger.close()
                     ledger = open_ledger(path, clock)
                 else:
-                    ledger.window(spec, at_ms, "allocated", 0.98)
-            assert ledger.window(spec, at_ms, "energy", 0.98) == straight.window(spec, at_ms, "energy", 0.98)
-            assert ledger.window(spec, at_ms, "allocated", 0.98) == straight.window(spec, at_ms, "allocated", 0.98)
+                    present(ledger).window(spec, at_ms, "allocated", 0.98)
+            assert present(ledger).window(spec, at_ms, "energy", 0.98) == present(straight).window(
+                spec, at_ms, "energy", 0.98
+            )
+            assert present(ledger).window(spec, at_ms, "allocated", 0.98) == present(straight).window(
+                spec, at_ms, "allocated", 0.98
+            )
             assert (
                 present(ledger).usage((START_MS, at_ms), ("gpu", "pod")).lines()
                 == present(straight).usage((START_MS, at_ms), ("gpu", "pod")).lines()
@@ -332,15 +336,15 @@ def test_a_cluster_is_as_if_it_were_alone_and_all_of_them_add_up(
         book(shared, [queue.pop(0) for queue in chosen])
         if order.random() < 0.4:
             for cluster in (*CLUSTERS, None, "nobody"):
-                shared.window(spec, at_ms, "allocated", 0.98, cluster=cluster)
+                present(shared).window(spec, at_ms, "allocated", 0.98, cluster=cluster)
         if order.random() < 0.1:
             shared.checkpoint()
     for measure in MEASURES:
-        parts = [shared.window(spec, at_ms, measure, 0.98, cluster=cluster) for cluster in CLUSTERS]
+        parts = [present(shared).window(spec, at_ms, measure, 0.98, cluster=cluster) for cluster in CLUSTERS]
         for cluster, window in zip(CLUSTERS, parts, strict=True):
             assert (window.cluster, window.policy_counting) == (cluster, POLICY.counting())
-            assert plain(window) == alone[cluster].window(spec, at_ms, measure, 0.98)
-        whole = shared.window(spec, at_ms, measure, 0.98)
+            assert plain(window) == present(alone[cluster]).window(spec, at_ms, measure, 0.98)
+        whole = present(shared).window(spec, at_ms, measure, 0.98)
         # Decayed sums are rounded to a whole unit each, once.
         most = 0 if half_life is None else len(CLUSTERS)
         for name, value in whole.usage.items():
@@ -352,8 +356,8 @@ def test_a_cluster_is_as_if_it_were_alone_and_all_of_them_add_up(
             continue
         other = spec.model_copy(update={"gpu_weights": weights, "decay": decay})
         for cluster in CLUSTERS:
-            window = shared.window(other, at_ms, "allocated", 0.98, shard=shard, cluster=cluster)
-            assert plain(window) == alone[cluster].window(other, at_ms, "allocated", 0.98, shard=shard)
+            window = present(shared).window(other, at_ms, "allocated", 0.98, shard=shard, cluster=cluster)
+            assert plain(window) == present(alone[cluster]).window(other, at_ms, "allocated", 0.98, shard=shard)
             mark = shared.status().watermark(at_ms, 0.98, shard, cluster)
             assert mark == window.watermark_ms == alone[cluster].status().watermark(at_ms, 0.98, shard)
 
@@ -376,9 +380,9 @@ def test_windows_of_several_ledgers_add_up_to_that_of_one_ledger_with_all_rows(
         book(apart[name], rows)
         book(together, rows)
     for measure in MEASURES:
-        first, *others = (apart[name].window(spec, at_ms, measure, 0.98, cluster=name) for name in names)
+        first, *others = (present(apart[name]).window(spec, at_ms, measure, 0.98, cluster=name) for name in names)
         added = sum_of_windows(names[0], first, dict(zip(names[1:], others, strict=True)))
-        whole = together.window(spec, at_ms, measure, 0.98)
+        whole = present(together).window(spec, at_ms, measure, 0.98)
         same = ("start_ms", "end_ms", "half_life_s", "measure", "unit", "by", "lost_ms", "since_ms")
         assert [getattr(added, what) for what in same] == [getattr(whole, what) for what in same]
         assert added.coverage <= whole.coverage + 1e-12, "the lowest of any"
@@ -396,7 +400,7 @@ def test_of_a_cluster_that_never_reported_there_is_neither_usage_nor_capacity(
 ) -> None:
     ledger = ledgers(nodes("prod"))
     for number in range(40):
-        window = ledger.window(WindowSpec(size=3600), START_MS, "allocated", 0.98, cluster=f"other-{number}")
+        window = present(ledger).window(WindowSpec(size=3600), START_MS, "allocated", 0.98, cluster=f"other-{number}")
         assert (window.capacity, window.watermark_ms, set(window.usage.values())) == (0, None, {0})
     assert not ledger._windows.sums._sums, "names are free to invent: nothing is cached of them"
 
@@ -499,17 +503,17 @@ def test_cost_and_weights_are_the_formula_whatever_the_order(
     for one in piecemeal(found, 1, order):
         book(second, [one])
         if order.random() < 0.3:
-            second.window(weighted, at_ms, "allocated", 0.98)
-            second.window(plain, at_ms, "cost", 0.98, book=prices)
+            present(second).window(weighted, at_ms, "allocated", 0.98)
+            present(second).window(plain, at_ms, "cost", 0.98, book=prices)
         if order.random() < 0.1:
             second.checkpoint()
     asked: tuple[tuple[WindowSpec, Measure], ...] = ((weighted, "allocated"), (weighted, "busy"), (plain, "cost"))
     for spec, of in asked:
-        window = first.window(spec, at_ms, of, 0.98, book=prices)
-        assert window == second.window(spec, at_ms, of, 0.98, book=prices), of
-        assert window == first.window(spec, at_ms, of, 0.98, book=prices), "remembered or not"
+        window = present(first).window(spec, at_ms, of, 0.98, book=prices)
+        assert window == present(second).window(spec, at_ms, of, 0.98, book=prices), of
+        assert window == present(first).window(spec, at_ms, of, 0.98, book=prices), "remembered or not"
     cuts = [CHANGE_MS] if start < CHANGE_MS < at_ms else []
-    cost = first.window(plain, at_ms, "cost", 0.98, book=prices)
+    cost = present(first).window(plain, at_ms, "cost", 0.98, book=prices)
     unit = Fraction(10**9, 3_600_000_000)
 
     def price(model: str, at_ms: int) -> Fraction:
@@ -519,16 +523,16 @@ def test_cost_and_weights_are_the_formula_whatever_the_order(
     nothing = {"left": 0, "right": 0, UNASSIGNED: 0}
     assert told(cost) == nothing | expected(found, start, at_ms, half_life, price, cuts)
     assert (cost.unit, cost.price_book_version) == ("1e-9 EUR", prices.version)
-    heavy = first.window(weighted, at_ms, "allocated", 0.98)
+    heavy = present(first).window(weighted, at_ms, "allocated", 0.98)
     weigh = lambda model, _: Fraction(4) if "H100" in model else Fraction("2.5")  # noqa: E731
     assert told(heavy) == nothing | expected(found, start, at_ms, half_life, weigh, [])
     assert (heavy.unit, heavy.gpu_weights) == ("weighted_gpu_us", WEIGHTS)
-    straight = first.window(plain, at_ms, "allocated", 0.98)
+    straight = present(first).window(plain, at_ms, "allocated", 0.98)
     assert (heavy.watermark_ms, heavy.coverage) == (straight.watermark_ms, straight.coverage)
     assert (cost.watermark_ms, cost.coverage) == (straight.watermark_ms, straight.coverage)
     parts = [{"H100": Decimal(1), "*": Decimal(0)}, {"H100": Decimal(0)}]
     of_models = [
-        first.window(WindowSpec(size=size, half_life=half_life, gpu_weights=part), at_ms, "allocated", 0.98)
+        present(first).window(WindowSpec(size=size, half_life=half_life, gpu_weights=part), at_ms, "allocated", 0.98)
         for part in parts
     ]
     slack = 0 if half_life is None else 1
@@ -536,7 +540,9 @@ def test_cost_and_weights_are_the_formula_whatever_the_order(
     for queue, used in told(straight).items():
         assert abs(sum(told(part)[queue] for part in of_models) - used) <= slack, "no model is in two parts or in none"
     # A lens that changes nothing changes nothing, to the last bit.
-    same = first.window(plain.model_copy(update={"gpu_weights": {"MI300X": Decimal(7)}}), at_ms, "allocated", 0.98)
+    same = present(first).window(
+        plain.model_copy(update={"gpu_weights": {"MI300X": Decimal(7)}}), at_ms, "allocated", 0.98
+    )
     assert same.model_copy(update={"unit": "gpu_us", "gpu_weights": {}}) == straight
     if half_life is None:
         ones = [
@@ -549,7 +555,7 @@ def test_cost_and_weights_are_the_formula_whatever_the_order(
                 (unit * Fraction(c.row.price) * c.gpu_us for c in ones if c.row and c.key == (queue,)), Fraction(0)
             )
             assert told(cost)[queue] == round(exact)
-        shards = [first.window(plain, at_ms, "allocated", 0.98, shard=shard) for shard in ("a", "b", "")]
+        shards = [present(first).window(plain, at_ms, "allocated", 0.98, shard=shard) for shard in ("a", "b", "")]
         assert straight.capacity == sum(shard.capacity for shard in shards)
         assert straight.usage == {queue: sum(shard.usage[queue] for shard in shards) for queue in straight.usage}
 
@@ -609,10 +615,10 @@ def test_after_each_batch_a_window_is_that_of_a_reopened_ledger(
         reopened = open_ledger(path, clock)
         at_ms = START_MS + 40 * 60_000 - number % 3 * 60_000
         for spec, measure, named in asked:
-            window = living.window(spec, at_ms, measure, 0.98, **named)
-            assert window == reopened.window(spec, at_ms, measure, 0.98, **named), (spec, measure, named)
+            window = present(living).window(spec, at_ms, measure, 0.98, **named)
+            assert window == present(reopened).window(spec, at_ms, measure, 0.98, **named), (spec, measure, named)
             if measure != "cost":  # a price book weighs costs only
-                assert window == living.window(spec, at_ms, measure, 0.98, **{**named, "book": prices})
+                assert window == present(living).window(spec, at_ms, measure, 0.98, **{**named, "book": prices})
     assert window.usage.keys() >= {"left", "right"}
     reopened.close()
 
@@ -624,7 +630,7 @@ def test_time_without_a_price_is_neither_usage_nor_covered(ledgers: Ledgers, pri
         for gpu, model in (("g1", "NVIDIA H100 80GB HBM3"), ("g2", "MI300X"))
     ]
     book(ledger, [batch(rows, node="n2")])
-    window = ledger.window(WindowSpec(size=60), START_MS + 60_000, "cost", 0.98, book=prices)
+    window = present(ledger).window(WindowSpec(size=60), START_MS + 60_000, "cost", 0.98, book=prices)
     assert (window.unassigned, window.capacity) == (round(Fraction("4.123456") * 10**9 / 60),) * 2
     assert window.coverage == 0.5
 
@@ -632,10 +638,10 @@ def test_time_without_a_price_is_neither_usage_nor_covered(ledgers: Ledgers, pri
 def test_what_cannot_be_asked_is_refused(ledgers: Ledgers, prices: PriceBook) -> None:
     ledger = ledgers(NODES)
     with pytest.raises(UnsupportedQuestion, match="without a price book"):
-        ledger.window(WindowSpec(), START_MS, "cost", 0.98)
+        present(ledger).window(WindowSpec(), START_MS, "cost", 0.98)
     for of in ("cost", "energy"):
         with pytest.raises(UnsupportedQuestion, match=f"this window measures {of}"):
-            ledger.window(WindowSpec(gpu_weights=WEIGHTS), START_MS, of, 0.98, book=prices)  # type: ignore[arg-type]
+            present(ledger).window(WindowSpec(gpu_weights=WEIGHTS), START_MS, of, 0.98, book=prices)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="needs a half_life"):
         WindowSpec(decay="slurm")
     with pytest.raises(ValueError, match="must divide a quarter of an hour"):
@@ -661,9 +667,9 @@ def test_slurms_decay_is_slurms(ledgers: Ledgers, case: dict[str, float]) -> Non
     span = round(case["observed_at_s"])
     half_life, period = round(case["half_life_s"]), round(case["calc_period_s"])
     spec = WindowSpec(size=span, half_life=half_life, decay="slurm", calc_period=period)
-    usage = ledger.window(spec, at, "allocated", 0.98).usage["left"] * case["billing"]
+    usage = present(ledger).window(spec, at, "allocated", 0.98).usage["left"] * case["billing"]
     assert usage / 1e6 == pytest.approx(case["slurm_raw_usage"], rel=1e-9)
-    exact = ledger.window(WindowSpec(size=span, half_life=half_life), at, "allocated", 0.98).usage["left"]
+    exact = present(ledger).window(WindowSpec(size=span, half_life=half_life), at, "allocated", 0.98).usage["left"]
     assert exact * case["billing"] / 1e6 == pytest.approx(case["exact_decayed_integral"], rel=1e-9)
 
 

@@ -279,7 +279,7 @@ def test_actual_shares(filled: Filled, truth: Truth) -> None:
     assert report is not None
     assert report.window is not None
     policy = filled.demo.scenario.policy
-    window = truth.ledger.window(policy.window, report.window.end_ms, policy.measure, policy.min_coverage)
+    window = present(truth.ledger).window(policy.window, report.window.end_ms, policy.measure, policy.min_coverage)
     capacity = window.capacity
     shown = filled.by("queue", "fairshare/Queues", 1)
     assert shown == pytest.approx({queue: used / capacity for queue, used in window.usage.items()}, rel=1e-6)

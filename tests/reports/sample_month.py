@@ -7,10 +7,9 @@ from decimal import Decimal
 from functools import cache
 from typing import Any
 
-from accountant.billing.queue_waits import QueuedPod
 from accountant.billing.statements import Adjustment, Correction, StatementLine, UnmeteredItems
 from accountant.core.settings import InvoiceIssuer
-from accountant.ledger.protocols import EpochReport, JobKey
+from accountant.ledger.protocols import EpochReport, JobKey, QueuedPod
 from accountant.prices.price_book import PriceBook
 from accountant.reports.report_builder import MonthBooks, Report, build
 from accountant.wire.policy_models import Policy

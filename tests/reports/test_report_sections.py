@@ -11,11 +11,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from accountant.billing.queue_waits import QueuedPod, queue_waits
+from accountant.billing.queue_waits import queue_waits
 from accountant.billing.statements import canonical, from_canonical
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.core.periods import Month, zone
+from accountant.ledger.protocols import QueuedPod
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports import figure_formatting, html_page, report_builder, report_tables
 from accountant.reports.report_breakdowns import SpanChange

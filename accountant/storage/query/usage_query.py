@@ -88,7 +88,7 @@ def usage(
     measures: Collection[UsageMeasure],
     cache: ResultCache,
 ) -> Usage:
-    """Return the usage of the spans between neighbouring edges, see `Questions.usage`. `cache` is that of the
+    """Return the usage of the spans between neighbouring edges, see `Moment.usage`. `cache` is that of the
     snapshot."""
     where, by = where or {}, tuple(dict.fromkeys(by))
     lacking = set(exported_in((*by, *where))) - set(state.exported_labels)
