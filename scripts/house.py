@@ -38,7 +38,10 @@ WORDS = ("kueue", "volcano", "kai", "hami", "run:ai", "slurm", "dcgm", "slack", 
 OWN = {"dcgm": ("accountant/histories/prometheus/",)}
 """Folders that are a word's own although their names are others: this one reads the exporter's series."""
 _PATTERNS = {"run:ai": r"run[:_]?ai", "hami": r"(?<![a-z])hami(?!lton)", "spark": r"(?<![a-z])spark(?!line)"}
-READERS = ("Questions", "Moment", "Ledger", "Snapshot", "DuckLedger", "DuckMoment", "LakeLedger", "LakeMoment", "Fleet")
+READERS = (
+    "Questions", "Moment", "Status", "Ledger", "Snapshot", "DuckLedger", "CommitStatus", "LakeLedger", "LakeStatus",
+    "Fleet",
+)  # fmt: skip
 READERS_IN = (
     "accountant/ledger/",
     "accountant/storage/",

@@ -19,6 +19,16 @@ from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand, Send
 from tests.moments import present
 
 
+def test_a_moment_is_of_the_commit_before_which_it_was_opened_though_it_is_asked_later(send, ledger, hand):
+    span = hand.start_ms, hand.now_ms
+    with ledger.moment() as moment:
+        send(hand.row(1), hand.fact(2, created_ms=hand.start_ms))
+        assert moment.usage(span, ("pod",)).lines() == []
+        assert list(moment.pods(*span)) == []
+        assert moment.status().extent == (0, 0) != ledger.status().extent
+    assert present(ledger).usage(span, ("pod",)).lines() != []
+
+
 def test_what_is_written_meanwhile_is_not_seen(send, ledger, hand):
     span = hand.start_ms, hand.now_ms
     send(hand.row(1))
