@@ -82,7 +82,7 @@ def test_a_cycle_reclaims_records_and_remembers(controller: Make, accountant: Ac
     assert sorted(pod["metadata"]["name"] for pod in cluster.list(POD)) == ["a1", "b0"]
     (target,) = report.targets
     assert [stop.effect.result for stop in target.preemption.stops] == ["stopped"]
-    assert {event.reason for event in cluster.events if event.kind == POD} == {"Preempted"}
+    assert {(event.reason, event.type) for event in cluster.events if event.kind == POD} == {("Preempted", "Warning")}
     made = {each.subject: each for each in accountant.decisions if each.kind == "preemption"}
     assert set(made) == {"*", "Pod/ns/b0", "Pod/ns/a0"}
     assert made["Pod/ns/a0"].inputs["result"] == "stopped"
@@ -103,7 +103,9 @@ def test_a_dry_run_records_the_same_decision_once_and_stops_no_pod(controller: M
     assert [(each.subject, each.mode) for each in made] == [
         ("*", "dry-run"), ("Pod/ns/b0", "dry-run"), ("Pod/ns/a0", "dry-run"),
     ]  # fmt: skip
-    assert {event.reason for event in cluster.events if event.kind == POD} == {"WouldBePreempted"}
+    assert {(event.reason, event.type) for event in cluster.events if event.kind == POD} == {
+        ("WouldBePreempted", "Normal")
+    }
 
 
 def test_off_decides_nothing(controller: Make) -> None:

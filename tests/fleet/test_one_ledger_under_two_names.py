@@ -21,7 +21,7 @@ from accountant.lake.publisher import Publisher
 from accountant.ledger.journal import NewAct
 from accountant.storage.duckdb_ledger import open_ledger
 from gputally.base.clock import VirtualClock
-from tests.lake.comparison_queries import HOUR, SPAN, PublishedLedger, lost, overwrite, published
+from tests.lake.comparison_queries import HOUR, SPAN, KeptLedger, PublishedLedger, lost, overwrite, published
 from tests.lake.publishers import publisher
 
 
@@ -63,9 +63,16 @@ def changed(known: PublishedLedger, **values: Any) -> None:
     overwrite(lake, tables.LEDGERS, tables.LEDGERS.of_rows([{**row, **values}]), {})
 
 
-@pytest.fixture
-def old() -> Iterator[PublishedLedger]:
+@pytest.fixture(scope="module")
+def kept_old(tmp_path_factory: pytest.TempPathFactory) -> KeptLedger:
     with published(name="old") as known:
+        return known.kept(tmp_path_factory.mktemp("kept") / "files")
+
+
+@pytest.fixture
+def old(kept_old: KeptLedger) -> Iterator[PublishedLedger]:
+    """A published ledger whose publisher has just started."""
+    with kept_old.again() as known:
         yield known
 
 

@@ -27,7 +27,7 @@ from accountant.ledger.protocols import ImportSpan, Retirement
 from accountant.storage.duckdb_ledger import open_ledger
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
-from tests.lake.comparison_queries import HOUR, SPAN, PublishedLedger, age, overwrite, published
+from tests.lake.comparison_queries import HOUR, SPAN, KeptLedger, PublishedLedger, age, overwrite, published
 from tests.lake.publishers import lake_of, publisher
 from tests.ledger.busy_ledger import HAND
 from tests.ledger.conftest import MINUTE, START_MS
@@ -69,6 +69,21 @@ def at_another_place(known: PublishedLedger, file: Path) -> Iterator[PublishedLe
 def copied(known: PublishedLedger, file: Path) -> Path:
     known.ledger.checkpoint()
     return Path(shutil.copy(known.settings.data / "ledger.duckdb", file))
+
+
+@pytest.fixture(scope="module")
+def kept_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[KeptLedger, KeptLedger]:
+    place = tmp_path_factory.mktemp("kept")
+    with published(name="north") as north, published(lake_of(north).warehouse, name="south") as south:
+        return north.kept(place / "north"), south.kept(place / "south")
+
+
+@pytest.fixture
+def two(kept_two: tuple[KeptLedger, KeptLedger]) -> Iterator[tuple[PublishedLedger, PublishedLedger]]:
+    """The ledgers north and south in one lake, whose publishers have just started."""
+    of_north, of_south = kept_two
+    with of_north.again() as north, of_south.again() as south:
+        yield north, south
 
 
 def test_a_ledger_that_is_renamed_is_billed_once(known):
@@ -270,31 +285,33 @@ def test_every_commit_names_its_ledger_its_term_and_its_publication(known):
     assert {(1, 0), (1, 1), (2, 0), (2, 1)} == terms
 
 
-def test_a_clock_that_is_days_ahead_removes_nothing(tmp_path):
-    with published(str(tmp_path), name="north") as north, published(str(tmp_path), name="south"):
-        folder = tmp_path / namespace_of("north") / tables.DAYS.name / "data"
-        (folder / "pending.parquet").write_bytes(b"PAR1")
-        (tmp_path / namespace_of("south") / tables.DAYS.name / "data" / "pending.parquet").write_bytes(b"PAR1")
-        north.publisher.publish()
-        before = files(tmp_path)
-        north.clock.advance(9 * 24 * HOUR)
-        removed = north.publisher.remove_old_versions()
-        assert (removed.versions, removed.files) == (0, 0)
-        assert files(tmp_path) == before
+def test_a_clock_that_is_days_ahead_removes_nothing(two):
+    north, _ = two
+    lake = Path(lake_of(north).warehouse)
+    folder = lake / namespace_of("north") / tables.DAYS.name / "data"
+    (folder / "pending.parquet").write_bytes(b"PAR1")
+    (lake / namespace_of("south") / tables.DAYS.name / "data" / "pending.parquet").write_bytes(b"PAR1")
+    north.publisher.publish()
+    before = files(lake)
+    north.clock.advance(9 * 24 * HOUR)
+    removed = north.publisher.remove_old_versions()
+    assert (removed.versions, removed.files) == (0, 0)
+    assert files(lake) == before
 
 
-def test_only_what_is_its_own_is_removed(tmp_path):
-    with published(str(tmp_path), name="north") as north, published(str(tmp_path), name="south"):
-        age(tmp_path, 9)
+def test_only_what_is_its_own_is_removed(two):
+    north, _ = two
+    lake = Path(lake_of(north).warehouse)
+    age(lake, 9)
+    north.publisher.publish()
+    south = files(lake / namespace_of("south"))
+    for _ in range(2):
+        age(lake / namespace_of("north"), 9)
+        north.clock.advance(HOUR)
         north.publisher.publish()
-        south = files(tmp_path / namespace_of("south"))
-        for _ in range(2):
-            age(tmp_path / namespace_of("north"), 9)
-            north.clock.advance(HOUR)
-            north.publisher.publish()
-        assert north.publisher.remove_old_versions().files > 0
-        assert files(tmp_path / namespace_of("south")) == south
-        assert north.publisher.compare().differences == ()
+    assert north.publisher.remove_old_versions().files > 0
+    assert files(lake / namespace_of("south")) == south
+    assert north.publisher.compare().differences == ()
 
 
 def test_the_claim_stays_when_old_versions_are_removed_after_another_program_compacted_the_tables(known):
@@ -481,19 +498,20 @@ def test_a_repair_writes_what_another_hand_changed_and_nothing_else(known):
     assert present(known.ledger).acts("lake")[-1].reason == "a row was deleted"
 
 
-def test_a_ledger_that_is_retired_leaves_the_lake_and_no_other_does(tmp_path):
-    with published(str(tmp_path), name="north") as north, published(str(tmp_path), name="south") as south:
-        before = files(tmp_path / namespace_of("south"))
-        north.connect().retire()
-        assert not (tmp_path / namespace_of("north") / tables.DAYS.name).exists()
-        assert files(tmp_path / namespace_of("south")) == before
-        assert list(billed(south)) == ["south"]
-        north.clock.advance(HOUR)
-        with pytest.raises(LakeRefused):
-            north.publisher.publish()
-        assert list(billed(south)) == ["south"]
-        north.publisher.repair("ana", "it is back")
-        assert list(billed(south)) == ["north, south"]
+def test_a_ledger_that_is_retired_leaves_the_lake_and_no_other_does(two):
+    north, south = two
+    lake = Path(lake_of(north).warehouse)
+    before = files(lake / namespace_of("south"))
+    north.connect().retire()
+    assert not (lake / namespace_of("north") / tables.DAYS.name).exists()
+    assert files(lake / namespace_of("south")) == before
+    assert list(billed(south)) == ["south"]
+    north.clock.advance(HOUR)
+    with pytest.raises(LakeRefused):
+        north.publisher.publish()
+    assert list(billed(south)) == ["south"]
+    north.publisher.repair("ana", "it is back")
+    assert list(billed(south)) == ["north, south"]
 
 
 @pytest.mark.parametrize(

@@ -86,12 +86,11 @@ def priced(known: PublishedLedger, book: PriceBook, *by: Dimension) -> Decimal:
     return sum((one.cost for one in found.lines if one.cost is not None), Decimal(0))
 
 
-def test_a_second_run_writes_nothing():
-    with published() as known:
-        before = {table.name: known.connect().open(table).snapshots() for table in tables.TABLES}
-        again = known.publisher.publish()
-        assert (again.days, again.months, again.registers) == ((), (), ())
-        assert {table.name: known.connect().open(table).snapshots() for table in tables.TABLES} == before
+def test_a_second_run_writes_nothing(running):
+    before = {table.name: running.connect().open(table).snapshots() for table in tables.TABLES}
+    again = running.publisher.publish()
+    assert (again.days, again.months, again.registers) == ((), (), ())
+    assert {table.name: running.connect().open(table).snapshots() for table in tables.TABLES} == before
 
 
 def test_another_process_finds_every_day_written_already(known):
@@ -377,20 +376,18 @@ def test_the_comparison_names_a_team_whose_charges_were_changed(ended):
     assert found.startswith(f"2026-09 {team}: ")
 
 
-def test_the_running_months_charges_are_written_once_a_day():
-    with published() as known:
+def test_the_running_months_charges_are_written_once_a_day(running):
+    def versions() -> int:
+        return len(running.connect().open(tables.FOCUS).snapshots())
 
-        def versions() -> int:
-            return len(known.connect().open(tables.FOCUS).snapshots())
-
-        first = versions()
-        assert first > 0
-        known.clock.advance(HOUR)
-        known.publisher.publish()
-        assert versions() == first
-        known.clock.advance(24 * HOUR)
-        known.publisher.publish()
-        assert versions() > first
+    first = versions()
+    assert first > 0
+    running.clock.advance(HOUR)
+    running.publisher.publish()
+    assert versions() == first
+    running.clock.advance(24 * HOUR)
+    running.publisher.publish()
+    assert versions() > first
 
 
 def test_another_process_writes_a_closed_month_only_where_it_is_missing(ended):
@@ -404,7 +401,7 @@ def test_another_process_writes_a_closed_month_only_where_it_is_missing(ended):
 @pytest.mark.thorough
 def test_a_run_that_ends_between_any_two_writes_is_made_good_by_the_next(kept_unpublished):
     failures = 0
-    for writes in range(0, 20, 20 // examples(4, 20)):
+    for writes in range(0, 20, 20 // examples(2, 20)):
         with kept_unpublished.again() as known:
             try:
                 another_process(known, Unplugged(known, left=writes)).publish()
@@ -419,7 +416,7 @@ def test_a_run_that_ends_between_any_two_writes_is_made_good_by_the_next(kept_un
             assert sum(row["busy_us"] for row in hourly) == line.accounts_gpu_us.busy
             assert sum(row["unmetered_us"] for row in hourly) == line.accounts_gpu_us.unmetered
             assert second.compare() == LakeComparison(1, ())
-    assert failures > 1
+    assert failures
 
 
 def test_the_lake_names_no_number_of_the_ledger_and_no_secret(known, tmp_path):

@@ -3,7 +3,7 @@ else is as before."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -17,17 +17,11 @@ from accountant.lake.engines.duckdb.engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue, namespace_of
 from accountant.lake.publisher import LakeComparison
 from accountant.lake.tables import LakeTable
-from tests.lake.comparison_queries import HOUR, SPAN, PublishedLedger, differences, published
+from tests.lake.comparison_queries import HOUR, SPAN, PublishedLedger, differences
 from tests.lake.publishers import publisher
 
 TOMORROW = "known_tomorrow"
 ACTIVITY = ("sm_active_us", "sm_unknown_us", "tensor_active_us", "tensor_unknown_us")
-
-
-@pytest.fixture
-def known() -> Iterator[PublishedLedger]:
-    with published() as found:
-        yield found
 
 
 def of_a_later_version(lake: Catalogue, table: LakeTable) -> None:

@@ -71,28 +71,26 @@ def test_days_that_were_computed_before_a_failure_are_written_by_the_next_run():
         assert known.publisher.compare() == LakeComparison(3, ())
 
 
-def test_nothing_is_published_while_the_clock_is_behind_the_records():
-    with published() as known:
-        before = {table.name: known.connect().read(table) for table in tables.TABLES}
-        known.clock.step_wall(-3 * HOUR)
-        for write in (known.publisher.publish, lambda: known.publisher.repair("ana", "why not")):
-            with pytest.raises(LedgerUnavailable):
-                write()
-        assert {table.name: known.connect().read(table) for table in tables.TABLES} == before
-        assert len(present(known.ledger).acts("lake")) == 1
+def test_nothing_is_published_while_the_clock_is_behind_the_records(known):
+    before = {table.name: known.connect().read(table) for table in tables.TABLES}
+    known.clock.step_wall(-3 * HOUR)
+    for write in (known.publisher.publish, lambda: known.publisher.repair("ana", "why not")):
+        with pytest.raises(LedgerUnavailable):
+            write()
+    assert {table.name: known.connect().read(table) for table in tables.TABLES} == before
+    assert len(present(known.ledger).acts("lake")) == 1
 
 
-def test_days_that_a_clock_behind_took_from_the_lake_come_back():
-    with published() as known:
-        known.clock.advance(3 * DAY)
-        quick = another_process(known, days_back=1)
-        quick.publish()
-        known.clock.step_wall(-3 * DAY + HOUR)
-        quick.publish()
-        known.clock.step_wall(3 * DAY)
-        quick.publish()
-        assert days(known) == first_of_october(1, 2, 3, 4)
-        assert known.publisher.compare() == LakeComparison(4, ())
+def test_days_that_a_clock_behind_took_from_the_lake_come_back(known):
+    known.clock.advance(3 * DAY)
+    quick = another_process(known, days_back=1)
+    quick.publish()
+    known.clock.step_wall(-3 * DAY + HOUR)
+    quick.publish()
+    known.clock.step_wall(3 * DAY)
+    quick.publish()
+    assert days(known) == first_of_october(1, 2, 3, 4)
+    assert known.publisher.compare() == LakeComparison(4, ())
 
 
 @pytest.mark.parametrize("own", [ROWS, []], ids=["some records stay", "none does"])
@@ -114,41 +112,39 @@ def test_what_was_withdrawn_leaves_the_lake_with_its_money(own):
 
 
 @pytest.mark.parametrize("repair", [True, False])
-def test_what_was_left_over_is_named_and_leaves(repair):
-    with published() as known:
-        lake = known.connect()
-        divided = tables.STATEMENTS, tables.STATEMENT_LINES, tables.FOCUS, tables.PODS
-        for table in divided:
-            lake.open(table).append(table.of_rows([{**row, "month": "2026-08"} for row in lake.read(table)]))
-        other_days = {"day": date(2026, 8, 1)}
-        for table in (tables.USAGE_HOURLY, tables.DECISIONS):
-            lake.open(table).append(table.of_rows([row | other_days for row in lake.read(table)]))
-        found = known.publisher.compare().differences
-        assert {line.partition(":")[0] for line in found} == {"2026-08-01", "2026-08"}
-        writer = publisher(known)
-        if repair:
-            writer.repair("ana", "the ledger is right")
-        else:
-            writer.publish()
-        assert writer.compare() == LakeComparison(1, ())
-        assert days(known) == first_of_october(1)
-        for table in divided:
-            assert {row["month"] for row in lake.read(table)} == {"2026-10"}
-        assert {row["day"] for row in lake.read(tables.DECISIONS)} == first_of_october(1)
-        assert len(lake.read(tables.DECISIONS)) == len(present(known.ledger).decisions(0, 2**53))
-
-
-def test_a_repair_that_ends_midway_leaves_no_control_total_without_figures():
-    with published() as known:
-        lake = known.connect()
-        hourly = [{**row, "day": date(2026, 8, 1)} for row in lake.read(tables.USAGE_HOURLY)]
-        lake.open(tables.USAGE_HOURLY).append(tables.USAGE_HOURLY.of_rows(hourly))
-        overwrite(lake, tables.DAYS, tables.DAYS.arrow.empty_table(), {})
-        with pytest.raises(LakeUnavailable):
-            another_process(known, Unplugged(known, left=2)).repair("ana", "the totals are gone")
-        assert lake.read(tables.DAYS) == []
-        writer = publisher(known)
-        assert len(writer.compare().differences) == 1
+def test_what_was_left_over_is_named_and_leaves(known, repair):
+    lake = known.connect()
+    divided = tables.STATEMENTS, tables.STATEMENT_LINES, tables.FOCUS, tables.PODS
+    for table in divided:
+        lake.open(table).append(table.of_rows([{**row, "month": "2026-08"} for row in lake.read(table)]))
+    other_days = {"day": date(2026, 8, 1)}
+    for table in (tables.USAGE_HOURLY, tables.DECISIONS):
+        lake.open(table).append(table.of_rows([row | other_days for row in lake.read(table)]))
+    found = known.publisher.compare().differences
+    assert {line.partition(":")[0] for line in found} == {"2026-08-01", "2026-08"}
+    writer = publisher(known)
+    if repair:
+        writer.repair("ana", "the ledger is right")
+    else:
         writer.publish()
-        assert writer.compare() == LakeComparison(1, ())
-        assert days(known) == first_of_october(1)
+    assert writer.compare() == LakeComparison(1, ())
+    assert days(known) == first_of_october(1)
+    for table in divided:
+        assert {row["month"] for row in lake.read(table)} == {"2026-10"}
+    assert {row["day"] for row in lake.read(tables.DECISIONS)} == first_of_october(1)
+    assert len(lake.read(tables.DECISIONS)) == len(present(known.ledger).decisions(0, 2**53))
+
+
+def test_a_repair_that_ends_midway_leaves_no_control_total_without_figures(known):
+    lake = known.connect()
+    hourly = [{**row, "day": date(2026, 8, 1)} for row in lake.read(tables.USAGE_HOURLY)]
+    lake.open(tables.USAGE_HOURLY).append(tables.USAGE_HOURLY.of_rows(hourly))
+    overwrite(lake, tables.DAYS, tables.DAYS.arrow.empty_table(), {})
+    with pytest.raises(LakeUnavailable):
+        another_process(known, Unplugged(known, left=2)).repair("ana", "the totals are gone")
+    assert lake.read(tables.DAYS) == []
+    writer = publisher(known)
+    assert len(writer.compare().differences) == 1
+    writer.publish()
+    assert writer.compare() == LakeComparison(1, ())
+    assert days(known) == first_of_october(1)

@@ -337,7 +337,7 @@ ODD_NAMES = st.lists(st.tuples(ANY, ANY, ANY, ANY, ANY), min_size=4, max_size=6)
 
 
 @given(senders=ODD_NAMES)
-@settings(max_examples=examples(4, 100))
+@settings(max_examples=examples(4, 50))
 def test_whatever_is_accepted_is_archived_and_restored(senders):
     hand, clock = Hand(), VirtualClock(NOW_MS)
     with tempfile.TemporaryDirectory() as folder:

@@ -168,7 +168,7 @@ def test_any_blocks_of_an_unsynced_commit_are_as_if_it_never_was(killed, clock, 
     synced, written = log[: ends[whole_commits]], log[: ends[whole_commits + 1]]
     begin = len(synced)
     but_the_first_block = synced + bytes(64) + written[begin + 64 :]
-    any_blocks = [torn(synced, written, chance, block_bytes=64) for _ in range(examples(6, 200))]
+    any_blocks = [torn(synced, written, chance, block_bytes=64) for _ in range(examples(6, 100))]
 
     def durable(left: bytes) -> int:
         killed.write_bytes(file)

@@ -100,7 +100,7 @@ def keeps_its_laws(moment: Snapshot, edges: Sequence[int], by: Sequence[Dimensio
     book=st.sampled_from(BOOKS),
     order=st.randoms(use_true_random=False),
 )
-@settings(max_examples=examples(2, 60))
+@settings(max_examples=examples(2, 30))
 def test_usage_keeps_its_laws_and_bills_add_up_to_the_charges(rows, inside, cuts, book, order):
     several = [DIMENSIONS[cut] for cut in sorted(cuts)]
     span = (START_MS + order.randrange(3) * 7_001, START_MS + 200 * MINUTE)

@@ -59,6 +59,7 @@ def reports(text: str, now: str, *months: ClosedMonth, teams: tuple[str, ...] = 
         ),
         ("reports:\n  - {forms: [docx], to: [disk]}\n", "deliveries.yaml:6: reports.0.forms.0"),
         ("notices:\n  - {about: [gossip], to: [chat]}\n", "deliveries.yaml:6: notices.0.about.0"),
+        (f"  {'x' * 64}: {{folder: /a}}\n", f"deliveries.yaml:5: destinations.{'x' * 64}"),
         ("link: javascript:alert(1)\n", "deliveries.yaml:5: link"),
         ("link: https://here\ncolour: red\n", "deliveries.yaml:6: colour: unknown key"),
     ],

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.seams.site import HOUR_MS, Site, book, hours_of
+from gputally.base.clock import VirtualClock
+from tests.seams.site import HOUR_MS, HOUR_US, Site, book, hours_of, site
 from tests.seams.site_with_cluster import watched
 from tests.seams.small_month import BEGIN_MS, at, running
 
@@ -126,3 +128,18 @@ def test_sums_and_records_give_the_same_phases(gang: Site) -> None:
     gang.clock.advance(24 * HOUR_MS)
     gang.service.maintain()
     assert of_vision() == before
+
+
+def test_a_pod_that_was_not_seen_to_start_starts_until_it_was_last_looked_at(tmp_path: Path) -> None:
+    """It was placed at 0:00 and looked at for the last time at 1:00; a pod that was never placed starts never."""
+    with site(tmp_path, VirtualClock(at(3)), prices=book("id: h100, model: H100, price: 2")) as found:
+        found.send(
+            [*hours_of("A", at(0), 2, "vision/placed"), *hours_of("B", at(0), 2, "nlp/unknown")],
+            [
+                running("vision/placed", at(0), "Job/placed", started_ms=None, observed_ms=at(1)),
+                running("nlp/unknown", at(0), "Job/odd", scheduled_ms=None, started_ms=None, observed_ms=at(1)),
+            ],
+        )
+        lines = found.get("/v1/usage", by="pod", breakdown="true", start=str(at(0)), end=str(at(2)))["lines"]
+    hours = {line["key"]["pod"]: (line["starting_us"] / HOUR_US, line["running_idle_us"] / HOUR_US) for line in lines}
+    assert (hours["placed"], hours["unknown"]) == ((1, 1), (0, 2))
