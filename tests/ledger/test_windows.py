@@ -156,9 +156,9 @@ def late(hand: Any) -> Any:
     return hand.batch(hand.row(1, 4, 6, holder=None), epoch="0191-a")
 
 
-@pytest.mark.parametrize("cluster", [None, "prod"])
-@pytest.mark.parametrize("half_life", [None, 3600])
-@pytest.mark.parametrize("minutes", [15, 12], ids=["whole", "cut"])
+@pytest.mark.parametrize(
+    ("cluster", "half_life", "minutes"), [(None, None, 15), (None, 3600, 12), ("prod", None, 12), ("prod", 3600, 15)]
+)  # a whole quarter of an hour, or a part of one
 @pytest.mark.parametrize(("meanwhile", "kept"), [(more, True), (another_queue, False), (late, False)])
 @pytest.mark.parametrize("asked_before", [True, False])
 def test_a_commit_between_the_snapshot_and_the_answer(

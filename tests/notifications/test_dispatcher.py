@@ -345,7 +345,7 @@ def test_a_channel_that_hangs_stops_no_other_and_gets_no_further_message_until_i
             worked.set()
             return "taken"
 
-    site = Site("reports:\n  - {when: ended, to: [disk, chat]}\n", [held("2026-10-01", "2026-10-02")])
+    site = Site("reports:\n  - {when: ended, forms: [csv], to: [disk, chat]}\n", [held("2026-10-01", "2026-10-02")])
     site.dispatcher = Dispatcher(
         site.ledger, site.books, Settings(auth="off"), site.clock, lambda: site.deliveries_file,
         lambda to: Hanging() if to.channel.name == "folder" else site.basket, most_s=0.05,
