@@ -70,9 +70,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.fixture(scope="module")
-def client(service: Service) -> Iterator[TestClient]:
-    with TestClient(service.app, base_url="http://127.0.0.1") as opened:
-        yield opened
+def client(service: Service) -> TestClient:
+    return TestClient(service.app, base_url="http://127.0.0.1")
 
 
 def faults(client: TestClient, route: APIRoute, **query: str) -> set[str]:

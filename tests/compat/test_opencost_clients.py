@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -34,7 +33,7 @@ SPAN = {"start": START_MS, "end": START_MS + 24 * HOUR_MS}
 
 
 @pytest.fixture
-def api(port: Port) -> Iterator[TestClient]:
+def api(port: Port) -> TestClient:
     """The accountant's own API over the same ledger and prices."""
     settings = Settings(auth="off", data=port.folder)
     keeper = Bookkeeper(port.ledger, port.clock, settings.timezone)
@@ -42,8 +41,7 @@ def api(port: Port) -> Iterator[TestClient]:
     keeper.prices.take(port.book, "file", "prices.yaml", "", port.clock.wall_ms())
     ingest = DirectIngest(port.ledger, port.clock)  # type: ignore[arg-type]
     deps = Deps(settings, port.clock, port.ledger, ingest, AllowAll(), AccountantMetrics(), keeper, lambda _: None)
-    with TestClient(create_app(deps), base_url="http://127.0.0.1") as client:
-        yield client
+    return TestClient(create_app(deps), base_url="http://127.0.0.1")
 
 
 def lines(api: TestClient, path: str, by: str) -> dict[str, dict[str, Any]]:

@@ -221,6 +221,16 @@ def test_a_policy_is_the_accountants_word_not_its_hash_under_this_release(preemp
     assert "bit for bit" in capsys.readouterr().out
 
 
+def test_of_a_policy_that_the_accountant_does_not_have_nothing_is_compared(decided: Recorded, capsys: Capsys) -> None:
+    policy, decisions = decided
+    day = datetime.fromtimestamp(decisions[0].at_ms / 1000, UTC).date().isoformat()
+    with serving(_routes(policy, decisions) | {"/v1/policy/versions": lambda _: []}) as url:
+        main(["replay", day, "--url", url, "--output", "json"])
+    counts = json.loads(capsys.readouterr().out)
+    assert counts
+    assert all(count["compared"] == 0 and count["fault"] for count in counts), counts
+
+
 def _books(hours: int, now_h: int) -> dict[str, Answer]:
     """Build usage of 16 GPUs: `a` holds all of them in 4-GPU jobs of six hours; `b` has an 8-GPU job a day for four
     hours."""

@@ -3,7 +3,6 @@ kind. The routes come from the application: a new one fails without a row here."
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -60,13 +59,12 @@ def client_of(two: TwoLedgers, **settings: Any) -> TestClient:
 
 
 @pytest.fixture(scope="module")
-def guarded(two: TwoLedgers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+def guarded(two: TwoLedgers, tmp_path_factory: pytest.TempPathFactory) -> TestClient:
     tokens = tmp_path_factory.mktemp("fleet") / "tokens.yaml"
     rows = (f"  - {{name: {name}, token_sha256: {sha256(name)}, {right}}}\n" for name, right in RIGHTS.items())
     tokens.write_text("tokens:\n" + "".join(rows))
     limits = {"requests_per_second": 1_000, "burst": 10_000}
-    with client_of(two, auth="tokens", tokens=tokens, limits=limits) as client:
-        yield client
+    return client_of(two, auth="tokens", tokens=tokens, limits=limits)
 
 
 def routes() -> list[APIRoute]:

@@ -3,7 +3,6 @@ rights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,15 +23,14 @@ RIGHTS = {"all": "scopes: [read]", "lead": "scopes: [read], teams: [blue]", "job
 
 
 @pytest.fixture(scope="module")
-def client(two: TwoLedgers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+def client(two: TwoLedgers, tmp_path_factory: pytest.TempPathFactory) -> TestClient:
     tokens = tmp_path_factory.mktemp("fleet") / "tokens.yaml"
     rows = (f"  - {{name: {name}, token_sha256: {sha256(name)}, {right}}}\n" for name, right in RIGHTS.items())
     tokens.write_text("tokens:\n" + "".join(rows))
     limits: Any = {"requests_per_second": 1_000, "burst": 10_000}
     settings = Settings(auth="tokens", tokens=tokens, limits=limits)
     service = FleetService(settings, two.fleet, VirtualClock(SPAN[1] + 60_000))
-    with TestClient(service.app, base_url=HERE) as found:
-        yield found
+    return TestClient(service.app, base_url=HERE)
 
 
 def sent(client: TestClient, method: str, params: Any, token: str = "all", path: str = "/mcp") -> Any:

@@ -495,9 +495,9 @@ def test_what_is_published_later_is_served_and_a_lake_that_is_away_is_said(tmp_p
 def test_all_answers_that_are_cached_fit_the_limit_together(two: TwoLedgers) -> None:
     most = 4 * 2**20
     service = _service(two, limits={"pages_bytes": most})
-    with TestClient(service.app, base_url=HERE) as client:
-        for days in range(1, 7):
-            assert client.get(f"/fleet/nodes?start={days}d").status_code == 200
+    client = TestClient(service.app, base_url=HERE)
+    for days in range(1, 7):
+        assert client.get(f"/fleet/nodes?start={days}d").status_code == 200
     kept = [one.deps.answers.nbytes for one in service._served.values()]
     assert min(kept) > 0
     assert sum(kept) <= most

@@ -115,6 +115,7 @@ def test_a_job_as_the_ledger_takes_it():
         "slurm/user": "ann", "slurm/partition": "gpu", "slurm/step.batch": "batch", "slurm/step.0": "python train.py",
     }  # fmt: skip
     assert facts(TRAIN, 7).requests == {"gres/gpu": "4"}
+    assert facts(TRAIN, 7).node == TRAIN.nodes != ""
 
 
 @pytest.mark.parametrize(

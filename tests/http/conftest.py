@@ -235,10 +235,9 @@ StartAccountant = Callable[..., MemoryAccountant]
 
 
 @pytest.fixture
-def accountant(clock: VirtualClock, ledger: MemoryLedger, book: PriceBook, tmp_path: Path) -> Iterator[StartAccountant]:
+def accountant(clock: VirtualClock, ledger: MemoryLedger, book: PriceBook, tmp_path: Path) -> StartAccountant:
     """Return a function that starts the app. tokens: further entries of the token file; None allows every caller.
     spent: the time that computing an answer takes. Further arguments are settings."""
-    clients: list[TestClient] = []
 
     def build(
         tokens: str | None = None,
@@ -262,13 +261,9 @@ def accountant(clock: VirtualClock, ledger: MemoryLedger, book: PriceBook, tmp_p
         deps = Deps(chosen, clock, ledger, ingest, authenticator, metrics, keeper, failures.append, spent=spent)
         app = create_app(deps)
         client = TestClient(app, base_url=HERE)
-        client.__enter__()
-        clients.append(client)
         return MemoryAccountant(app, client, ledger, clock, metrics, failures)
 
-    yield build
-    for client in clients:
-        client.__exit__(None, None, None)
+    return build
 
 
 @dataclass(frozen=True)

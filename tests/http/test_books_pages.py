@@ -237,6 +237,9 @@ def test_acts_are_found_by_kind_person_subject_text_and_time(site) -> None:
     for query in ("kind=closed", "who=ada", "subject=2026-11", "search=YEAR+ends", "start=1h&kind=closed&end="):
         assert table(client, f"/audit.csv?{query}", who["admin"]) == closing, query
     assert table(client, "/audit.csv?end=1h&kind=closed", who["admin"]) == []
+    at = closing[0]["at"]
+    assert table(client, f"/audit.csv?start={at}&kind=closed", who["admin"]) == closing, "the first instant counts"
+    assert table(client, f"/audit.csv?end={at}&kind=closed", who["admin"]) == [], "the last one does not"
     shown = client.get("/audit?kind=closed", headers=who["admin"])
     read(shown.text)
     assert f"/act/{closing[0]['number']}" in shown.text

@@ -77,6 +77,12 @@ def test_the_page_of_a_silent_node_knows_nothing_of_the_month(service: Service) 
     assert figure(then, "Held") == "2.0"
 
 
+@pytest.mark.parametrize(("node", "state"), [("n1", "reports"), ("n3", "silent")])
+def test_the_page_of_a_node_says_whether_it_reports(service: Service, node: str, state: str) -> None:
+    page = client_of(service).get(f"/node/prod/{node}", headers={"Accept": "text/html"}).text
+    assert figure(read(page).texts, "State") == state
+
+
 def figure(texts: list[str], card: str) -> str:
     """The figure of a card of the headline."""
     found = [text.strip() for text in texts if text.strip()]

@@ -167,9 +167,9 @@ def test_a_reader_of_a_month_does_not_make_every_closed_month_be_billed_again(
         service.books.close(Month(2026, 9), "a", "r", acknowledged=("coverage", "grace"))
         found = service.books.proposals
         service.books.proposals = lambda month=None: counted.append(month) or found(month)  # type: ignore[method-assign]
-        with TestClient(service.app, base_url="http://127.0.0.1") as client:
-            for path in ("/v1/periods/2026-10", "/v1/periods/2026-08", "/v1/proposals", "/proposals") * 2:
-                assert client.get(path).status_code == 200
+        client = TestClient(service.app, base_url="http://127.0.0.1")
+        for path in ("/v1/periods/2026-10", "/v1/periods/2026-08", "/v1/proposals", "/proposals") * 2:
+            assert client.get(path).status_code == 200
     assert counted == [None]
 
 

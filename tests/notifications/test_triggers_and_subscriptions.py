@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from accountant.bookkeeping.month_closing import ClosedMonth
 from accountant.ledger.journal import numbered
 from accountant.notifications import subscriptions, triggers
+from accountant.notifications.messages import compose
 from accountant.notifications.subscriptions import (
     PATIENCE_MS,
     DeliveriesFile,
@@ -145,6 +146,19 @@ def test_a_budget_is_told_to_those_it_concerns_once_per_threshold():
     keys = [triggers.budgets(told, [one])[0].key for one in (raised, again)]
     assert [key == found[0].key for key in keys] == [False, True], "a raised budget reaches its thresholds anew"
     assert triggers.anomalies(told, []) == []
+
+
+def test_a_notice_names_the_share_of_a_budget_until_it_is_used_up():
+    told = deliveries_file("notices:\n  - {about: [budgets], to: [chat]}\n")
+
+    def text(ratio: float) -> str:
+        spent = state("v", "vision", 0.8).model_copy(update={"ratio": ratio})
+        return compose(
+            triggers.budgets(told, [spent])[0], 0, lambda _: pytest.fail("not asked"), None, files=False
+        ).text
+
+    assert "80 %" in text(0.8)
+    assert "%" not in text(1.2)
 
 
 def test_a_day_is_odd_against_the_four_weeks_before():

@@ -138,9 +138,7 @@ def site(
         given[name] = folder / f"{name}.yaml"
     settings = Settings(data=empty_ledger.data(folder / "data"), linger_ms=0, auth="off", **given)
     with Service(settings, clock, inventory_source) as service:
-        found = Site(service, clock)
-        with found.client:
-            yield found
+        yield Site(service, clock)
 
 
 def book(*rows: str, currency: str = "EUR", timezone: str = "UTC", more: str = "") -> str:
