@@ -62,7 +62,7 @@ def test_requests_made_from_the_document_never_meet_a_defect(running: Running, r
 
     document = schemathesis.openapi.from_dict(httpx2.get(running.url + "/openapi.json").json())
     operations = [found.ok() for found in document.get_all_operations()]
-    each = examples(1, 40)
+    each = examples(1, 20)
     statuses: Counter[int] = Counter()
     with httpx2.Client(base_url=running.url, timeout=60) as client:
         for operation in operations if THOROUGH else operations[:: len(ROLES)]:
