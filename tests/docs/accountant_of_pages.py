@@ -138,7 +138,9 @@ def make(folder: Path) -> None:
 
 
 def _settings(folder: Path) -> Settings:
-    return Settings(data=folder, auth="off", listen="127.0.0.1:0", prices=folder / "prices.yaml")
+    return Settings(
+        data=folder, auth="off", listen="127.0.0.1:0", prices=folder / "prices.yaml", exported_labels=("project",)
+    )
 
 
 @contextmanager
