@@ -11,7 +11,7 @@ from accountant.api.access_control import Reader, require_all_teams
 from accountant.api.answer_cache import open_page
 from accountant.api.dependencies import AppDeps
 from accountant.api.problems import refuses
-from accountant.api.query_parameters import Edge, WhereParams, check_cost
+from accountant.api.query_parameters import Edge, SpanParams, WhereParams, check_cost
 from accountant.reports import node_list
 from accountant.reports.node_list import NodeChoice
 from accountant.wire.option_types import NodeOrder
@@ -54,6 +54,7 @@ def list_nodes(params: Annotated[NodesParams, Query()], deps: AppDeps, principal
     where = params.where
     question = ["nodes", params.start, params.end, span.timezone, choice, sorted(where.items())]
     page = open_page(question, span, now, params.page, limits)
+    note = SpanParams().note(page.at_ms, page.at_ms, span.timezone, deps.newest_ms(), deps.silence_note())
 
     def compute() -> NodesAnswer:
         check_cost(deps.ledger, limits, page.span, NODES_WIDTH, params.where_cluster)
@@ -68,6 +69,6 @@ def list_nodes(params: Annotated[NodesParams, Query()], deps: AppDeps, principal
             )
             for node in nodes
         )  # fmt: skip
-        return NodesAnswer(start_ms=page.start_ms, end_ms=page.end_ms, lines=lines, count=len(lines))
+        return NodesAnswer(start_ms=page.start_ms, end_ms=page.end_ms, lines=lines, count=len(lines), note=note)
 
     return deps.answers.page(page, deps.page_lines(params.limit), compute)

@@ -95,7 +95,7 @@ COLUMNS: Final[Mapping[JobOrder, JobColumn]] = {
     "queue": JobColumn("Queue", (_names("queues"),)),
     "state": JobColumn("State", (JobField("state", "text", lambda job: job.state),)),
     "kind": JobColumn("FileKind", (JobField("kind", "text", lambda job: job.kind or ""),)),
-    "gpus": JobColumn("GPUs now", (JobField("gpus_now", "float", lambda job: float(job.gpus)),)),
+    "gpus": JobColumn("GPUs", (JobField("gpus_now", "float", lambda job: float(job.gpus)),)),
     "waited": JobColumn(
         "Waited",
         (JobField("waited_s", "float", lambda job: None if job.waited_ms is None else job.waited_ms / MS_PER_SECOND),),
@@ -110,7 +110,7 @@ COLUMNS: Final[Mapping[JobOrder, JobColumn]] = {
     "unknown": JobColumn("Use unknown", (_account("allocated_unknown"),)),
     "cost": JobColumn("Cost", (JobField("cost", "money", lambda job: job.cost), _UNPRICED)),
     "unpriced": JobColumn("Unpriced", (_UNPRICED,)),
-    "burn": JobColumn("Cost an hour now", (JobField("burn_per_hour", "money", lambda job: job.burn_per_hour),)),
+    "burn": JobColumn("Cost an hour", (JobField("burn_per_hour", "money", lambda job: job.burn_per_hour),)),
     "gpu_model": JobColumn("GPU model", (_names("gpu_models"),)),
     "pods": JobColumn("Pods", (JobField("pods", "integer", lambda job: job.pods),)),
     "created": JobColumn("Created", (JobField("created", "instant", lambda job: job.created_ms),)),

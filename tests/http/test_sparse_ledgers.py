@@ -305,7 +305,7 @@ def test_a_cluster_that_stops_reporting_is_named_once_others_have_gone_on(
 def test_nothing_runs_in_a_ledger_that_stopped(client: TestClient, clock: VirtualClock, asked: CommandLine) -> None:
     clock.advance(STOPPED_MS)
     page = words(client.get("/jobs").text)
-    assert "Jobs of 2026-11" in page
+    assert "Jobs, November 2026" in page
     assert "was running" in page
     assert "Held what at" not in words(client.get("/").text)
     out = asked.shown("jobs")
