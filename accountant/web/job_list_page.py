@@ -19,6 +19,7 @@ from accountant.billing import job_costs
 from accountant.billing.job_costs import JobChoice
 from accountant.core import periods
 from accountant.core.periods import Month
+from accountant.core.record_age import is_old
 from accountant.exports.protocol import file_name
 from accountant.ledger.usage import Where
 from accountant.reports import figure_formatting
@@ -95,7 +96,7 @@ COLUMNS: Final[Mapping[JobOrder, JobColumn]] = {
     "queue": JobColumn("Queue", (_names("queues"),)),
     "state": JobColumn("State", (JobField("state", "text", lambda job: job.state),)),
     "kind": JobColumn("FileKind", (JobField("kind", "text", lambda job: job.kind or ""),)),
-    "gpus": JobColumn("GPUs", (JobField("gpus_now", "float", lambda job: float(job.gpus)),)),
+    "gpus": JobColumn("GPUs now", (JobField("gpus_now", "float", lambda job: float(job.gpus)),)),
     "waited": JobColumn(
         "Waited",
         (JobField("waited_s", "float", lambda job: None if job.waited_ms is None else job.waited_ms / MS_PER_SECOND),),
@@ -110,7 +111,7 @@ COLUMNS: Final[Mapping[JobOrder, JobColumn]] = {
     "unknown": JobColumn("Use unknown", (_account("allocated_unknown"),)),
     "cost": JobColumn("Cost", (JobField("cost", "money", lambda job: job.cost), _UNPRICED)),
     "unpriced": JobColumn("Unpriced", (_UNPRICED,)),
-    "burn": JobColumn("Cost an hour", (JobField("burn_per_hour", "money", lambda job: job.burn_per_hour),)),
+    "burn": JobColumn("Cost an hour now", (JobField("burn_per_hour", "money", lambda job: job.burn_per_hour),)),
     "gpu_model": JobColumn("GPU model", (_names("gpu_models"),)),
     "pods": JobColumn("Pods", (JobField("pods", "integer", lambda job: job.pods),)),
     "created": JobColumn("Created", (JobField("created", "instant", lambda job: job.created_ms),)),
@@ -129,7 +130,11 @@ _OF_MONEY: Final = frozenset({"cost", "burn"})
 def _bar(params: JobListParams, deps: Deps) -> Bar:
     now = deps.clock.wall_ms()
     span = params.span(now, deps.settings.timezone, deps.settings.limits, deps.newest_ms())
-    titles: dict[str, str] = {name: column.title for name, column in COLUMNS.items()}
+    # Nothing of a ledger that stopped is of now.
+    stopped = is_old(deps.newest_ms(), now)
+    titles: dict[str, str] = {
+        name: column.title.removesuffix(" now" if stopped else "") for name, column in COLUMNS.items()
+    }
     bar = Bar(
         path="/jobs", params=params, span=span, columns=titles, shown=params.columns or USUAL, own=params.own,
         now_ms=now, labels=deps.settings.exported_labels,
