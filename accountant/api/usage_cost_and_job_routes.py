@@ -198,9 +198,12 @@ def window(params: Annotated[WindowParams, Query()], deps: AppDeps, principal: R
         raise invalid("kind", fault_text(error.errors()[0])) from error
     span = asked(*bounds(spec, at, zone), deps.settings.limits, parameter="size")
     _check_cost(deps, spec, span, params.cluster)
-    of = {"shard": params.shard, "cluster": params.cluster}
+    query = spec, at, params.measure, params.min_coverage
+    book, shard, cluster = deps.book(), params.shard, params.cluster
+    if known := deps.ledger.status().window(*query, book=book, shard=shard, cluster=cluster):
+        return known
     with deps.ledger.moment() as moment:
-        return moment.window(spec, at, params.measure, params.min_coverage, book=deps.book(), **of)
+        return moment.window(*query, book=book, shard=shard, cluster=cluster)
 
 
 def _check_cost(deps: Deps, spec: WindowSpec, span: QuerySpan, cluster: str | None) -> None:

@@ -426,8 +426,11 @@ class KaiUsageSource:
             if reason := query_parameters.refusal(self._ledger, most, span, clusters=clusters):
                 raise QueryRefused(422, "bad_data", f"the window has {reason}")
             asked = spec, end_ms, settings.measure, settings.min_coverage
-            with self._ledger.moment() as moment:
-                window = moment.window(*asked, book=self._book(), shard=shard, cluster=cluster)
+            book = self._book()
+            window = status.window(*asked, book=book, shard=shard, cluster=cluster)
+            if window is None:
+                with self._ledger.moment() as moment:
+                    window = moment.window(*asked, book=book, shard=shard, cluster=cluster)
         except AccountantError as error:
             raise QueryRefused(503, "unavailable", str(error)) from error
         age_s = (at_ms - watermark) / MS_PER_SECOND if watermark is not None else float("inf")

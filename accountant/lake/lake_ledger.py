@@ -313,6 +313,9 @@ class LakeStatus(Status):
         newest = self._row.newest_ms if cluster is None else self._row.clusters.get(cluster, 0)
         return min(newest, at_ms) or None
 
+    def window(self, *_: object, **of: object) -> None:
+        """Always None, because the lake is read for each window."""
+
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
         return self._ledger.gpus_at(start_ms, end_ms)
 

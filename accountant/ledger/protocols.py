@@ -465,6 +465,23 @@ class Status(JournalStatus, Protocol):
         `min_coverage` of the GPUs in service is metered; None if no GPU is in service."""
         ...
 
+    def window(
+        self,
+        spec: WindowSpec,
+        at_ms: int,
+        measure: Measure,
+        min_coverage: float,
+        *,
+        book: PriceBook | None = None,
+        shard: str | None = None,
+        cluster: str | None = None,
+    ) -> UsageWindow | None:
+        """The window of `Moment.window`, if all that it adds up is in memory; None: ask a moment.
+
+        It saves opening one, which takes as long as a window whose sums are in memory. Raises
+        accountant.core.errors.UnsupportedQuestion."""
+        ...
+
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
         """The number of GPUs that each node had at some time in the span, by (cluster, node)."""
         ...

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 from accountant.core.claim_overlap import Span
 from accountant.ledger.protocols import NodeFacts, Status
+from accountant.prices.price_book import PriceBook
 from accountant.storage.gpu_lifetimes import gpus_at
 from accountant.storage.ledger_state import Mark, State
-from accountant.storage.query.window_query import watermark
+from accountant.storage.query.gpu_weights import Weighting, model_weights
+from accountant.storage.query.window_query import Windows, watermark
 from accountant.storage.write.inventory_and_journal_tables import policies_between
-from accountant.wire.policy_models import PolicyVersion
+from accountant.wire.policy_models import Measure, PolicyVersion, UsageWindow, WindowSpec
 from gputally.base.units import MS_PER_HOUR
 
 
@@ -23,6 +25,7 @@ class CommitStatus(Status):
     """accountant.ledger.protocols.Status of a ledger in DuckDB."""
 
     _state: State
+    _windows: Windows
 
     @property
     def extent(self) -> Span:
@@ -78,6 +81,20 @@ class CommitStatus(Status):
         self, at_ms: int, min_coverage: float, shard: str | None = None, cluster: str | None = None
     ) -> int | None:
         return watermark(self._state.fleet, at_ms, min_coverage, shard, cluster)
+
+    def window(
+        self,
+        spec: WindowSpec,
+        at_ms: int,
+        measure: Measure,
+        min_coverage: float,
+        *,
+        book: PriceBook | None = None,
+        shard: str | None = None,
+        cluster: str | None = None,
+    ) -> UsageWindow | None:
+        weighting = Weighting(book if measure == "cost" else None, model_weights(spec.gpu_weights), shard, cluster)
+        return self._windows.window(None, self._state, spec, at_ms, measure, min_coverage, weighting)
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
         return gpus_at(self._state.fleet, start_ms, end_ms)

@@ -582,7 +582,7 @@ class DuckLedger(Offsite):
 
     def status(self) -> CommitStatus:
         """Return the status of the newest commit."""
-        return CommitStatus(self._state)
+        return CommitStatus(self._state, self._windows)
 
     @contextmanager
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[Snapshot]:

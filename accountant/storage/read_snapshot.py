@@ -107,7 +107,7 @@ class Snapshot:
         self._cache = ResultCache()
 
     def status(self) -> CommitStatus:
-        return CommitStatus(self._state)
+        return CommitStatus(self._state, self._windows)
 
     def usage(
         self,
@@ -130,12 +130,12 @@ class Snapshot:
         shard: str | None = None,
         cluster: str | None = None,
     ) -> UsageWindow:
-        weighting = Weighting(book if measure == "cost" else None, model_weights(spec.gpu_weights), shard, cluster)
-        asked = spec, at_ms, measure, min_coverage, weighting
-        answer = self._windows.window(None, self._state, *asked)  # usually everything needed is cached
+        asked = spec, at_ms, measure, min_coverage
+        answer = self.status().window(*asked, book=book, shard=shard, cluster=cluster)
         if answer is None:
             self._show(*self._windows.bounds(spec, at_ms))
-            answer = self._windows.window(self._cursor, self._state, *asked)
+            weighting = Weighting(book if measure == "cost" else None, model_weights(spec.gpu_weights), shard, cluster)
+            answer = self._windows.window(self._cursor, self._state, *asked, weighting)
         assert answer is not None
         return answer
 

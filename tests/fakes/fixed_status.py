@@ -39,6 +39,9 @@ class FixedStatus:
     ) -> int | None:
         return at_ms - MS_PER_MINUTE
 
+    def window(self, *question: object, **of: object) -> None:
+        """Nothing is in memory."""
+
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
         return {}
 

@@ -608,18 +608,34 @@ def test_after_each_batch_a_window_is_that_of_a_reopened_ledger(
     reopened = open_ledger(path, clock)
     reopened.put_policy(POLICY, START_MS)
     reopened.observe(NODES, START_MS)
+    earlier, known = living.status(), dict[int, UsageWindow]()
     for number, sent in enumerate(arriving()):
         for ledger in (living, reopened):
             book(ledger, sent)
+        for index, window in known.items():  # what was known of a commit stays so, or is forgotten
+            spec, measure, named = asked[index]
+            assert earlier.window(spec, window.end_ms, measure, 0.98, **named) in (None, window)
+        earlier = living.status()
         reopened.close()
         reopened = open_ledger(path, clock)
         at_ms = START_MS + 40 * 60_000 - number % 3 * 60_000
-        for spec, measure, named in asked:
-            window = present(living).window(spec, at_ms, measure, 0.98, **named)
+        for index, (spec, measure, named) in enumerate(asked):
+            window = known[index] = present(living).window(spec, at_ms, measure, 0.98, **named)
+            assert living.status().window(spec, at_ms, measure, 0.98, **named) in (None, window)
             assert window == present(reopened).window(spec, at_ms, measure, 0.98, **named), (spec, measure, named)
             if measure != "cost":  # a price book weighs costs only
                 assert window == present(living).window(spec, at_ms, measure, 0.98, **{**named, "book": prices})
     assert window.usage.keys() >= {"left", "right"}
+    quarters: tuple[WindowSpec, int, Measure, float] = (
+        WindowSpec(size=1_800),
+        START_MS + 2 * BUCKET_MS,
+        "allocated",
+        0.98,
+    )
+    assert reopened.status().window(*quarters) is None  # nothing has been read yet
+    assert (
+        present(reopened).window(*quarters) == reopened.status().window(*quarters) == present(living).window(*quarters)
+    )
     reopened.close()
 
 
