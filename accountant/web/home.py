@@ -88,7 +88,6 @@ class Home:
     unknown: all nodes with unknown GPUs, the most first."""
 
     end_ms: int
-    month_since_ms: int
     day: Accounts
     month: Accounts
     changes: tuple[TeamChange, ...] | None
@@ -132,7 +131,6 @@ def figures(ledger: Moment, book: PriceBook | None, at_ms: int, now: Span, timez
     series, nodes = _cells(ledger, now, timezone)
     return Home(
         end_ms=at_ms,
-        month_since_ms=since_ms,
         day=day,
         month=added(line.accounts_gpu_us for part in parts for line in part),
         changes=tuple(changes[:MOST_CHANGES]) if day_before.is_known and day.is_known else None,

@@ -264,11 +264,6 @@ def _life(job: Job, start_ms: int, now_ms: int) -> tuple[int, int]:
     return start_ms, max(end, start_ms + 1)
 
 
-def _currency(deps: Deps) -> str | None:
-    book = deps.book()
-    return book.currency if book is not None else None
-
-
 MOST_HOLDERS = 50
 _MOVE = TypeAdapter(Move)
 

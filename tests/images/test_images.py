@@ -28,7 +28,6 @@ MB = 1_000_000
 MOST_MB = {"agent": 40, "accountant": 750, "fairshare": 300}
 """What each adds to its base in /opt/gputally and /opt/program; docs/images.md states it."""
 OURS = ("opt/gputally", "opt/program")
-BINARIES = tuple(f"{folder}/bin" for folder in OURS)
 COMPILERS = re.compile(r"(.*-)?(gcc|g\+\+|cc|c\+\+|cpp|clang|ld|as|make|cargo|rustc|go)(-\d+)?")
 TOOLS = ("pip", "uv", "hatchling", "setuptools", "wheel")
 

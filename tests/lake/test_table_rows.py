@@ -7,7 +7,6 @@ from contextlib import closing, contextmanager
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -26,7 +25,6 @@ from tests.ledger.conftest import START_MS, booked
 DAY = date(2026, 10, 1)
 UNTIL_MS = START_MS + 3_600_000
 HOUR_US = 3_600_000_000
-RATE: dict[str, Any] = {"per": "gpu-hour", "basis": "gpu-only", "source": "test", "as_of": "2026-01-01"}
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -188,12 +188,6 @@ class PodLabels:
         if not self.cut[why]:
             self._log.warning("label_value_not_kept", why=why, namespace=namespace, label=label)
         self.cut[why] += 1
-
-
-def labels_at(history: Sequence[tuple[int, Mapping[str, str]]], at_ms: int) -> Mapping[str, str]:
-    """The labels in force at an instant. history: ascending; the first ones also count before their instant."""
-    place = bisect_right(history, at_ms, key=lambda step: step[0])
-    return history[max(0, place - 1)][1] if history else {}
 
 
 _decoder = msgspec.json.Decoder(Content)
