@@ -1,1 +1,2 @@
-"""Defines the ledger's protocols for writing, reading and maintenance, independent of the database that stores it."""
+"""Defines the ledger's protocols for writing, reading (`Moment`, `Status`) and maintenance, and the relation of usage,
+independent of the database that stores them."""

@@ -1,4 +1,7 @@
-"""Stores the ledger in DuckDB."""
+"""Stores the ledger in DuckDB.
+
+`DuckLedger` writes. Its moments, which answer questions, are `read_snapshot.Snapshot`, and what is known without a
+table is `commit_status.CommitStatus`."""
 
 from __future__ import annotations
 

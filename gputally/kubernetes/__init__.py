@@ -1,1 +1,2 @@
-"""Reads, watches and writes the objects of a Kubernetes API server, and simulates an API server in memory."""
+"""Reads, watches and writes the objects of a Kubernetes API server, simulates an API server in memory, and defines the
+manifests of schedulers (`scheduler_plugins`) and rights (`rights`)."""
