@@ -15,7 +15,6 @@ import pytest
 from agent.core.readings import NodeSnapshot
 from agent.core.settings import AgentSettings
 from agent.gpu_readers.chosen import ChosenReader, GpuReaders
-from agent.gpu_readers.dcgm import DcgmReader, Exporter
 from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 from agent.gpu_readers.nvml.nvml_device import Access
 from agent.gpu_readers.nvml.nvml_library import Driver
@@ -37,11 +36,13 @@ from tests.deadlines import until
 from tests.fakes.apiserver.server import FakeApiServer
 from tests.fakes.kubelet.server import FakeKubelet
 from tests.fakes.nvml.library import FakeNvml
+from tests.plugin_cases import plugin_cases
 
 SAMPLE, LISTENER = "sample", "metrics"
 OTHERS = ("fake", "Thread-")
 """Prefixes of thread names of the test's fakes, and of one request to the listener."""
-THREADS = ("ship", "kubelet", "pods", "node", "slices", "claims", "dcgm", LISTENER)
+READERS = {cases.TASK: cases for cases in plugin_cases("agent/gpu_readers").values()}
+THREADS = ("ship", "kubelet", "pods", "node", "slices", "claims", *READERS, LISTENER)
 WATCHED_BY_ITS_CALLER = "nvml"
 """The thread of calls to the driver. After a call's time limit its caller continues without the answer."""
 
@@ -83,9 +84,8 @@ def whole(
     clock, before = SystemClock(), set(threading.enumerate())
     tasks = BackgroundTasks(clock, (AgentError,))
     gpus = Gpus(Driver(), access=Access(processes=False))
-    exporter = Exporter(lambda: "", clock)
-    exporter.start(tasks)
-    readers = GpuReaders((ChosenReader("nvml", gpus), ChosenReader("dcgm", DcgmReader(exporter), fills=True)), clock)
+    beside = [cases.started(lambda: "", clock, tasks) for cases in READERS.values()]
+    readers = GpuReaders((ChosenReader("nvml", gpus), *(reader for reader, _ in beside)), clock)
     source = node_source(chosen, readers, tmp_path, clock, tasks)
     outbox = Outbox(tmp_path / "spool", clock, 10 * 2**20, 86_400_000)
     uploader = Uploader(outbox, "", "c", "node-1", "boot", None, clock)
@@ -98,7 +98,8 @@ def whole(
     yield made, before | {main}
     made.stop.set()
     main.join(30)
-    exporter.close()
+    for _, end in beside:
+        end()
     exposition.close()
 
 
@@ -155,10 +156,9 @@ class AskedClaims(ResourceClaims):
 
 def started(name: str, step: Step, clock: VirtualClock, tasks: BackgroundTasks) -> Callable[[], None]:
     """Start the task, with a function that ends it."""
-    if name == "dcgm":
-        exporter = Exporter(step, clock)
-        exporter.start(tasks)
-        return exporter.close
+    if name in READERS:
+        _, end_reader = READERS[name].started(step, clock, tasks)
+        return cast(Callable[[], None], end_reader)
     api = cast(ApiServer, Asked(step))
     other = Step("hangs")
     kubelet = Kubelet(Path("/none"), clock, Asked(step if name == "kubelet" else other))

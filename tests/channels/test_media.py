@@ -8,7 +8,7 @@ import ssl
 import pytest
 import trustme
 
-from accountant.channels import msteams, protocol, slack
+from accountant.channels import msteams, protocol
 from accountant.channels.folder import Folder, FolderSettings
 from accountant.channels.mail import Mail, Smtp
 from accountant.channels.protocol import (
@@ -23,6 +23,7 @@ from accountant.channels.protocol import (
 from gputally.testing.http_receiver import HANGS_UP, http_receiver
 from gputally.testing.http_server import Handler, listening
 from tests.fakes.mailserver import mail_server
+from tests.plugin_cases import plugin_cases
 
 EVIL = "<!channel> <script>alert(1)</script> [x](http://evil) *b*\r\nBcc: all@example.com"
 LETTER = Message(
@@ -117,8 +118,12 @@ def secret(tmp_path, text) -> UrlFile:
     return UrlFile(url_file=path)
 
 
-@pytest.mark.parametrize("form", [slack.body, msteams.body], ids=["slack", "msteams"])
-def test_a_chat_takes_the_letter_as_text(tmp_path, form):
+CHATS = plugin_cases("channels")
+
+
+@pytest.mark.parametrize("chat", [*CHATS, "msteams"])
+def test_a_chat_takes_the_letter_as_text(tmp_path, chat):
+    form = CHATS[chat].body if chat in CHATS else msteams.body
     with http_receiver() as hook:
         assert Webhook(secret(tmp_path, f"{hook.url}/services/s3cret"), form).deliver(LETTER) == "accepted by 127.0.0.1"
     (sent,) = hook.bodies
@@ -128,10 +133,8 @@ def test_a_chat_takes_the_letter_as_text(tmp_path, form):
     assert "https://gputally.example.com/month/2026-10" in text
     assert "mrkdwn" not in text
     assert '"TextBlock"' not in text, "it would read Markdown"
-    if form is slack.body:
-        assert "<!channel>" not in body["text"], "notifications read Slack's own signs"
-        assert {block["type"] for block in body["blocks"]} == {"header", "section", "actions"}
-        assert all(len(block["text"]["text"]) <= 150 for block in body["blocks"] if block["type"] == "header")
+    if chat in CHATS:
+        CHATS[chat].assert_takes(body)
 
 
 def test_what_a_webhook_refuses_did_not_arrive_and_its_url_is_never_told(tmp_path):
@@ -139,11 +142,11 @@ def test_what_a_webhook_refuses_did_not_arrive_and_its_url_is_never_told(tmp_pat
         for status in (404, 503, 302):
             hook.answer = status
             with pytest.raises(Refused, match=f"{status} not now") as told:
-                Webhook(secret(tmp_path, f"{hook.url}/services/s3cret"), slack.body).deliver(LETTER)
+                Webhook(secret(tmp_path, f"{hook.url}/services/s3cret"), msteams.body).deliver(LETTER)
             assert "s3cret" not in str(told.value)
         assert hook.bodies == []
     with pytest.raises(Refused, match="ConnectError"):
-        Webhook(secret(tmp_path, f"{hook.url}/services/s3cret"), slack.body).deliver(LETTER)
+        Webhook(secret(tmp_path, f"{hook.url}/services/s3cret"), msteams.body).deliver(LETTER)
 
 
 @pytest.mark.parametrize("status", [200, 500])
@@ -157,7 +160,7 @@ def test_a_webhook_that_answers_byte_by_byte_holds_nobody(tmp_path, monkeypatch,
             self.trickle(b"HTTP/1.0 %d X\r\nContent-Length: 999999999\r\n\r\n" % status)
 
     with listening(Trickling) as url:
-        hook = Webhook(secret(tmp_path, url), slack.body)
+        hook = Webhook(secret(tmp_path, url), msteams.body)
         if status == 200:
             assert hook.deliver(LETTER) == "accepted by 127.0.0.1"
         else:
@@ -169,7 +172,7 @@ def test_a_webhook_that_hangs_up_may_have_it(tmp_path):
     with http_receiver() as hook:
         hook.answer = HANGS_UP
         with pytest.raises(DeliveryUncertain, match=r"127\.0\.0\.1: no answer") as told:
-            Webhook(secret(tmp_path, f"{hook.url}/services/s3cret"), slack.body).deliver(LETTER)
+            Webhook(secret(tmp_path, f"{hook.url}/services/s3cret"), msteams.body).deliver(LETTER)
         assert "s3cret" not in str(told.value)
         assert len(hook.bodies) == 1
 
@@ -177,7 +180,7 @@ def test_a_webhook_that_hangs_up_may_have_it(tmp_path):
 @pytest.mark.parametrize("text", ["http://chat.example.com/x", "no url", "", "https://a\nhttps://b", "x" * 5_000])
 def test_a_url_that_is_none_is_refused_without_being_told(tmp_path, text):
     with pytest.raises(Refused) as told:
-        Webhook(secret(tmp_path, text), slack.body).deliver(LETTER)
+        Webhook(secret(tmp_path, text), msteams.body).deliver(LETTER)
     assert not text or text not in str(told.value)
 
 

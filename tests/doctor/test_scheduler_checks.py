@@ -12,7 +12,6 @@ from accountant.wire.policy_models import Policy
 from fairshare.core.queues_and_weights import Condition, Gang, Issue, Pod
 from fairshare.schedulers.kai import kinds as kai
 from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, WORKLOADS
-from fairshare.schedulers.volcano import kinds as volcano_objects
 from fairshare.targets.installed import schedulers
 from fairshare.targets.status_config_map import StatusObject, render
 from gputally.doctor.rbac_checks import AccessRight, named_rights, needed_rights
@@ -45,12 +44,13 @@ from tests.fairshare.scheduler_objects import (
     STRATEGIES,
     V1BETA1,
     V1BETA2,
-    VOLCANO_QUEUE,
     cluster_queue,
     configured,
     local_queue,
-    volcano,
 )
+from tests.plugin_cases import plugin_cases
+
+CASES = plugin_cases("fairshare")
 
 SERVED = {
     (versions[0].api_version.partition("/")[0], versions[0].plural): (versions[0].api_version.partition("/")[2],)
@@ -109,11 +109,11 @@ def test_a_queue_of_two_schedulers_is_promised_twice() -> None:
 def test_a_team_of_two_schedulers_takes_from_each() -> None:
     apart = policy(
         {"name": "a", "team": "vision", "deserved": 8, "refs": ("kai:a",)},
-        {"name": "b", "team": "vision", "deserved": 4, "refs": ("volcano:b",)},
+        {"name": "b", "team": "vision", "deserved": 4, "refs": ("kueue:b",)},
     )
     (found,) = conflicts(apart, [], []).findings
     assert found.what == "team vision has queues at 2 schedulers, and gets its share from each"
-    assert found.evidence == "kai: a (8 GPUs deserved); volcano: b (4 GPUs deserved)"
+    assert found.evidence == "kai: a (8 GPUs deserved); kueue: b (4 GPUs deserved)"
     one = policy({"name": "a", "refs": ("kueue:a",)}, {"name": "b", "refs": ("kueue-cohort:b",)})
     assert conflicts(one, [], []).findings == ()
 
@@ -188,14 +188,14 @@ def test_the_schedulers_own_quotas() -> None:
                 object_of(
                     CLUSTER_QUEUES[0], "cq", {"resourceGroups": [{"flavors": [{"resources": each}]} for each in gpu]}
                 ),
-                object_of(volcano_objects.QUEUE, "root", {"deserved": {"nvidia.com/gpu": 99}}),
-                object_of(volcano_objects.QUEUE, "v", {"deserved": {"nvidia.com/gpu": 4, "cpu": 8}}),
+                *(obj for cases in CASES.values() for obj in cases.QUOTAS),
             ]
         ),
         NO_NODES,
     )
     assert [(each.name, each.quota, each.nested) for each in objects] == [
-        ("free", None, False), ("leaf", 16, True), ("root", 16, False), ("cq", 32, False), ("v", 4, False)
+        ("free", None, False), ("leaf", 16, True), ("root", 16, False), ("cq", 32, False),
+        *(told for cases in CASES.values() for told in cases.QUOTAS_TOLD),
     ]  # fmt: skip
     (found,) = guarantees(None, 16, 16, objects, []).findings
     assert found.what == "kueue's own queues are guaranteed more GPUs than the cluster has"
@@ -242,7 +242,6 @@ def test_what_is_wrong_with_kueue_is_found_with_the_lines_to_write(
 
 
 PATCH = 'kubectl patch schedulingshard default --type merge -p \'{"spec":'
-EDIT = "kubectl -n volcano-system edit configmap volcano-scheduler-configmap: "
 
 
 @pytest.mark.parametrize(("mode", "wrong", "right", "reason", "lines"), [
@@ -256,22 +255,15 @@ EDIT = "kubectl -n volcano-system edit configmap volcano-scheduler-configmap: "
      PATCH + '{"usageDBConfig":{"clientType":"prometheus","connectionString":"http://usage:9091"'),
     ("kai:usage", shard_object(kValue=0, usageDBConfig=DATABASE), shard_object(kValue=1, usageDBConfig=DATABASE),
      "UsageNotRead", PATCH + '{"kValue":1}}\''),
-    ("volcano:weight", volcano({"name": "gang"}), volcano({"name": "gang"}, {"name": "proportion"}), "PluginNotActive",
-     EDIT + "under `plugins` of a tier in volcano-scheduler.conf write `- {name: proportion}`"),
-    ("volcano:deserved", volcano({"name": "gang"}), volcano({"name": "gang"}, {"name": "capacity"}), "PluginNotActive",
-     EDIT + "under `plugins` of a tier in volcano-scheduler.conf write `- {name: capacity}`"),
-    ("volcano:hierarchy", volcano({"name": "drf", "enabledHierarchy": True}),
-     volcano({"name": "drf", "enableHierarchy": True}), "HierarchyOff", "write `- {name: drf, enableHierarchy: true}`"),
-    ("volcano:weight", volcano({"name": "proportion"}, {"name": "fairshare"}), volcano({"name": "proportion"}),
-     "HistoryCountedTwice", EDIT + "take `- name: fairshare` out of volcano-scheduler.conf"),
+    *(case for cases in CASES.values() for case in cases.MENDED),
 ])  # fmt: skip
-def test_what_is_wrong_with_kai_and_volcano_is_found_with_the_lines_to_write(
+def test_what_is_wrong_with_kai_and_others_is_found_with_the_lines_to_write(
     mode: str, wrong: dict[str, Any], right: dict[str, Any], reason: str, lines: str
 ) -> None:
     name, _, how = mode.partition(":")
     target = {"mode": how, **({"endpoint": "http://usage:9091"} if name == "kai" else {})} if how else {}
     given = policy({"name": "a", "deserved": 8, "refs": (f"{name}:a",)}, targets={name: target})
-    queue = KAI_QUEUE if name == "kai" else VOLCANO_QUEUE
+    queue = KAI_QUEUE if name == "kai" else CASES[name].MENDED_QUEUE
     (found,) = weights(given, targets(MemoryInspector([queue, wrong]), given)).findings
     assert (found.severity, f"({reason})" in found.what) == ("error", True)
     assert lines in found.remedy

@@ -17,7 +17,6 @@ from fairshare.explain.plan_tables import lost_words
 from fairshare.schedulers.kai import kinds as kai
 from fairshare.schedulers.kai.kinds import QUEUE, SHARD
 from fairshare.schedulers.kueue import kinds as kueue
-from fairshare.schedulers.volcano import kinds as volcano
 from fairshare.usage.cluster_capacity import (
     SETTLED_MS,
     LostGpus,
@@ -34,6 +33,7 @@ from gputally.kubernetes.objects import CONFIG_MAP, GPU, NODE, Object, gpus_of_n
 from gputally.testing.fake_accountant import usage_window
 from tests.fairshare.builders import node_object, object_of, policy_of, queue_object
 from tests.fairshare.conftest import NOW_MS, Accountant, Make
+from tests.plugin_cases import plugin_cases
 
 QUARTER_MS = 900_000
 
@@ -144,14 +144,17 @@ def test_where_all_is_lost_the_past_does_not_stand_in(window: UsageWindow) -> No
     assert without_lost_gpus([], {"n": 8}).capacity(window) == 16
 
 
-@pytest.mark.parametrize("target", ["kai", "kueue", "volcano"])
+DIVIDED = {
+    "kai": (kai.QUEUE, queue_object("a")["spec"]),
+    "kueue": (kueue.CLUSTER_QUEUES[0], {"cohortName": "pool", "fairSharing": {"weight": "1"}}),
+    **{name: cases.DIVIDED for name, cases in plugin_cases("fairshare").items()},
+}
+
+
+@pytest.mark.parametrize("target", DIVIDED)
 def test_every_target_divides_what_works(target: str, either_of: Make, controller_of: Make, accountant: Any) -> None:
     """The cycle's record contains the excluded GPUs, and replaying it gives the same result."""
-    kind, spec = {
-        "kai": (kai.QUEUE, queue_object("a")["spec"]),
-        "kueue": (kueue.CLUSTER_QUEUES[0], {"cohortName": "pool", "fairSharing": {"weight": "1"}}),
-        "volcano": (volcano.QUEUE, {}),
-    }[target]
+    kind, spec = DIVIDED[target]
     objects = [object_of(kind, name, spec) for name in "ab"]
     queues = [{"name": name, "refs": [f"{target}:{name}"]} for name in "ab"]
     policy = policy_of(queues, targets={target: {"apply": "enforce"}})

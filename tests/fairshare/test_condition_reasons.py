@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from fairshare.core.queues_and_weights import ConditionReason
 from fairshare.schedulers.kai.kinds import QUEUE
 from fairshare.schedulers.kueue.kinds import WORKLOADS
 from fairshare.schedulers.runai.adapter import effective as runai_effective
-from fairshare.schedulers.volcano.kinds import POD_GROUP as VOLCANO_GROUP
 from fairshare.targets.installed import adapters
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import ClusterRefused, ClusterUnavailable, NotFound
@@ -27,6 +26,7 @@ from gputally.kubernetes.objects import Object
 from gputally.kubernetes.scheduler_plugins import SchedulerPlugin, schedulers
 from scripts import condition_tables
 from tests.fairshare.builders import Failing, node_object, object_of, policy_of, shard_object
+from tests.fairshare.case_types import Case, Reason
 from tests.fairshare.conftest import Accountant, Make
 from tests.fairshare.observations import conditions_of
 from tests.fairshare.scheduler_kinds import KINDS
@@ -38,20 +38,16 @@ from tests.fairshare.scheduler_objects import (
     SCOPED,
     SHOWN,
     V1BETA2,
-    VOLCANO_QUEUE,
     cluster_queue,
     configured,
     local_queue,
-    volcano,
 )
+from tests.plugin_cases import plugin_cases
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/conditions.md").read_text("utf-8")
 WITH_OBJECTS = ("Effective", "InSync", "Mapped")
 """Conditions that the objects of a scheduler decide: each of their reasons has a case below."""
-
-Reason = tuple[str, str, str, str]
-"""Target (or condition, for the controller's own), type, status, reason."""
 
 
 def _rows() -> Iterator[Reason]:
@@ -114,20 +110,6 @@ def test_a_condition_without_a_table_is_not_left_out_of_the_page() -> None:
     assert "KAI, Kueue" not in told
 
 
-@dataclass(frozen=True)
-class Case:
-    """The condition of a policy with one queue `a` has `reason` with the objects `wrong`, and another one with `right`.
-
-    ref: of the queue. target: the policy's settings of the target. queue: further keys of the policy's queue."""
-
-    reason: Reason
-    ref: str
-    wrong: list[Object]
-    right: list[Object]
-    target: dict[str, Any] = field(default_factory=dict)
-    queue: dict[str, Any] = field(default_factory=dict)
-
-
 NOTED = scheduler_queue_objects.WeightAnnotations(1.0, 0.5, None, 0, "f" * 16).annotations()
 LEFT_BEHIND = {**KAI_QUEUE, "metadata": {"name": "old", "annotations": NOTED}}
 WELL = shard_object(kValue=0)
@@ -141,10 +123,6 @@ BESIDE = {**cluster_queue(), "metadata": {"name": "b"}}
 USAGE = {"mode": "usage", "endpoint": "http://usage:9091"}
 RARELY = {**DATABASE, "usageParams": {"fetchInterval": "2h"}}
 BY_ENVIRONMENT = {"clientType": "prometheus", "connectionStringEnvVar": "USAGE_URL"}
-HOLDING = {"state": "Open", "allocated": {"nvidia.com/gpu": "4"}}
-IDLE: dict[str, Any] = {"state": "Open"}
-WAITING_GROUP = object_of(VOLCANO_GROUP, "g", {"queue": "a", "minMember": 1, "minResources": {"nvidia.com/gpu": "4"}})
-STRANGER = {**VOLCANO_QUEUE, "metadata": {"name": "stranger"}, "status": HOLDING}
 CONTAINER = {"name": "c", "image": "i", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
 POD_SETS = [{"name": "main", "count": 2, "template": {"spec": {"containers": [CONTAINER]}}}]
 WAITING = object_of(WORKLOADS[0], "w", {"queueName": "x", "podSets": POD_SETS})
@@ -167,17 +145,11 @@ def _kueue(status: str, reason: str, wrong: list[Object], right: list[Object], r
     return Case(("Kueue", "Effective", status, reason), ref, wrong, right)
 
 
-def _volcano(status: str, reason: str, wrong: list[Object], right: list[Object], mode: str = "weight") -> Case:
-    effective = ("Volcano", "Effective", status, reason)
-    return Case(effective, "volcano:a", [VOLCANO_QUEUE, *wrong], [VOLCANO_QUEUE, *right], {"mode": mode})
-
-
-PROPORTION = volcano({"name": "proportion"})
-DRF = {"name": "drf", "enableHierarchy": True}
 REFUSED = configured({**V1BETA2, "fairSharing": {}})
 SCOPED_QUEUE = cluster_queue(**SCOPED)
 
-CASES = [
+CASES: list[Case] = [
+    *(case for cases in plugin_cases("fairshare").values() for case in cases.CONDITIONS),
     _kai("True", "WeightsOnly", WELL, shard_object(kValue=1, usageDBConfig=DATABASE)),
     _kai("False", "HistoryCountedTwice", shard_object(kValue=0, usageDBConfig=DATABASE, **ARGUMENTS), WELL),
     _kai("Unknown", "NoShards", None, WELL),
@@ -202,14 +174,6 @@ CASES = [
            [SCOPED_QUEUE, ADMITS, configured(ADMITTING)], "kueue:ns/x"),
     _kueue("Unknown", "UsageUnseen", [SCOPED_QUEUE, local_queue(), configured(ADMITTING)],
            [SCOPED_QUEUE, ADMITS, configured(ADMITTING)], "kueue:ns/x"),
-    _volcano("True", "PluginActive", [PROPORTION], [volcano({"name": "gang"})]),
-    _volcano("False", "PluginNotActive", [volcano({"name": "gang"})], [PROPORTION]),
-    _volcano("False", "HierarchyOff", [volcano({"name": "drf", "enabledHierarchy": True})], [volcano(DRF)],
-             "hierarchy"),
-    _volcano("False", "HistoryCountedTwice", [volcano({"name": "proportion"}, {"name": "fairshare"})], [PROPORTION]),
-    _volcano("False", "StrangersCompete", [PROPORTION, STRANGER], [PROPORTION, {**STRANGER, "status": IDLE}]),
-    _volcano("False", "ConfigurationRefused", [volcano({"name": "proportion"}, DRF)], [PROPORTION]),
-    _volcano("Unknown", "ConfigurationUnread", [], [PROPORTION]),
     Case(("KAI", "Effective", "False", "ProportionOff"), "kai:a",
          [KAI_QUEUE, shard_object(kValue=0, plugins={"proportion": {"enabled": False}})], [KAI_QUEUE, WELL]),
     Case(("KAI", "Effective", "False", "HierarchyIgnored"), "kai:a",
@@ -227,13 +191,6 @@ CASES = [
          [cluster_queue(**SHOWN), local_queue(), WAITING], queue=EIGHT),
     Case(("Kueue", "InSync", "Unknown", "NotComparable"), "kueue:a", [cluster_queue(**SHOWN, spec=CREDITS)], FAIR,
          queue=EIGHT),
-    Case(("Volcano", "InSync", "True", "AsPolicy"), "volcano:a", [VOLCANO_QUEUE],
-         [{**VOLCANO_QUEUE, "spec": {"capability": {"nvidia.com/gpu": "8"}}}]),
-    Case(("Volcano", "InSync", "False", "PolicyDiffers"), "volcano:a",
-         [{**VOLCANO_QUEUE, "spec": {"guarantee": {"resource": {"nvidia.com/gpu": "16"}}}}], [VOLCANO_QUEUE],
-         queue=EIGHT),
-    Case(("Volcano", "InSync", "False", "QueuesStopped"), "volcano:a",
-         [{**VOLCANO_QUEUE, "status": {"state": "Closed"}}, WAITING_GROUP], [VOLCANO_QUEUE, WAITING_GROUP]),
     Case(("", "Mapped", "True", "AllFound"), "kai:a", [KAI_QUEUE, WELL], [WELL]),
     Case(("", "Mapped", "False", "QueuesLeftOut"), "kai:a", [WELL], [KAI_QUEUE, WELL]),
     Case(("", "Mapped", "False", "WeightsLeftBehind"), "kai:a", [KAI_QUEUE, LEFT_BEHIND, WELL],

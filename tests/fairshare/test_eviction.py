@@ -11,13 +11,10 @@ import pytest
 
 from fairshare.controller.control_loop import Controller
 from fairshare.core.gpu_demand import read_pod
-from fairshare.core.queues_and_weights import Gang, Pod
 from fairshare.preemption import unfinished_preemptions as unfinished
 from fairshare.preemption.eviction import OPT_OUT, STOPPED, EvictionCheck, EvictionResult, EvictionVeto, stop_victim
 from fairshare.preemption.preemption_types import Victim
 from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, LOCAL_QUEUES, WORKLOADS
-from fairshare.schedulers.volcano.kinds import COMMAND, JOB
-from fairshare.schedulers.volcano.stop import MOST_ATTEMPTS, REISSUE_MS
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.whole_stop import PREEMPTION, REASON, PreemptionIntent, read_intent
 from gputally.base.clock import VirtualClock
@@ -33,10 +30,12 @@ from tests.fairshare.builders import (
     pod_object,
     policy_of,
 )
+from tests.fairshare.case_types import victim_of
 from tests.fairshare.conftest import NOW_MS, Accountant, Make
 from tests.fairshare.failing_writes import FaultAt
 from tests.fairshare.observations import condition
 from tests.fairshare.scheduler_kinds import KINDS
+from tests.plugin_cases import plugin_cases
 from tests.shared_files import shared
 
 WORKLOAD = WORKLOADS[0]
@@ -60,17 +59,11 @@ def _kept(vetting: EvictionCheck, victim: Victim) -> str | None:
     return veto.reason if veto is not None else None
 
 
-def _victim(*names: str, kind: Kind = POD, uid: str = "uid-x") -> Victim:
-    pods = tuple(Pod(f"uid-{name}", "ns", name, 4.0, "n0", held=True) for name in names)
-    gang = Gang("a", kind, "ns", "x", uid, 4.0 * len(pods), 4.0 * len(pods), 4.0, pods=pods)
-    return Victim(gang, pods, gang.allocated, 1.0, True, "within quota", "a", "because")
-
-
 @pytest.mark.parametrize(("case", "result"), sorted(ANSWERS.items()))
 def test_every_recorded_answer_of_an_eviction(case: str, result: str) -> None:
     cluster = cluster_with(pod_object("p"))
     cluster.answer = json.loads(shared("vectors/eviction_responses.json").read_text())[case]
-    effect = stop_victim(cluster, _victim("p"), "d1", NOW_MS)
+    effect = stop_victim(cluster, victim_of("p"), "d1", NOW_MS)
     assert effect.result == result
     assert (effect.detail == "") == (result == "stopped")
 
@@ -78,15 +71,15 @@ def test_every_recorded_answer_of_an_eviction(case: str, result: str) -> None:
 def test_a_pod_that_stays_carries_no_annotation() -> None:
     cluster = cluster_with(pod_object("p"))
     cluster.answer = json.loads(shared("vectors/eviction_responses.json").read_text())["pdb_zero"]
-    stop_victim(cluster, _victim("p"), "d1", NOW_MS)
+    stop_victim(cluster, victim_of("p"), "d1", NOW_MS)
     assert {REASON, PREEMPTION}.isdisjoint(cluster.get(POD, "p", "ns")["metadata"].get("annotations") or {})
 
 
-RUNNING = {"state": {"phase": "Running", "lastTransitionTime": "2026-09-30T00:00:00Z"}}
+CASES = plugin_cases("fairshare")
 STOPS: dict[str, tuple[list[Object], Victim]] = {
-    "kueue": ([object_of(WORKLOAD, "x", {"active": True}, uid="uid-x")], _victim(kind=WORKLOAD)),
-    "volcano": ([object_of(JOB, "x", {}, RUNNING, uid="uid-x")], _victim(kind=JOB)),
-    "pods": ([pod_object("p"), pod_object("q")], _victim("p", "q")),
+    "kueue": ([object_of(WORKLOAD, "x", {"active": True}, uid="uid-x")], victim_of(kind=WORKLOAD)),
+    **{name: cases.STOP for name, cases in CASES.items()},
+    "pods": ([pod_object("p"), pod_object("q")], victim_of("p", "q")),
 }
 FAULTS = [
     (ClusterUnavailable("timeout"), True),
@@ -110,25 +103,24 @@ def test_a_fault_at_any_write_leaves_the_state_before_or_counts_as_stopped(
 
     def left() -> list[str]:
         """Return what is or will be stopped."""
-        stopped = [obj["target"]["name"] for obj in cluster.list(COMMAND)]
+        stopped = [name for cases in CASES.values() for name in cases.stopped(cluster)]
         stopped += [obj["metadata"]["name"] for obj in cluster.list(WORKLOAD) if not obj["spec"]["active"]]
         listed = {obj["metadata"]["name"] for obj in cluster.list(POD)}
         return stopped + [pod.name for pod in victim.pods if pod.name not in listed]
 
-    for minute in range(1, 6) if target == "volcano" else ():
-        unfinished.finish_all(cluster, NOW_MS + minute * REISSUE_MS)
+    if target in CASES:
+        CASES[target].go_on(cluster)
     assert bool(left()) == (result.result in STOPPED), result
     if result.result not in STOPPED:
-        noted = [
-            obj["metadata"].get("annotations") or {} for kind in (WORKLOAD, JOB, POD) for obj in cluster.list(kind)
-        ]
+        kinds = [WORKLOAD, POD, *(cases.STOPPABLE for cases in CASES.values())]
+        noted = [obj["metadata"].get("annotations") or {} for kind in kinds for obj in cluster.list(kind)]
         assert all({PREEMPTION, REASON}.isdisjoint(each) for each in noted), noted
 
 
 def test_another_pod_of_the_same_name_is_never_touched() -> None:
     cluster = cluster_with(pod_object("p", uid="uid-new"))
-    assert _kept(EvictionCheck(cluster), _victim("p")) == "its pod p is now another pod of this name"
-    assert stop_victim(cluster, _victim("p"), "d1", NOW_MS).result == "another"
+    assert _kept(EvictionCheck(cluster), victim_of("p")) == "its pod p is now another pod of this name"
+    assert stop_victim(cluster, victim_of("p"), "d1", NOW_MS).result == "another"
     assert "annotations" not in cluster.get(POD, "p", "ns")["metadata"]
 
 
@@ -137,12 +129,12 @@ def test_a_budget_that_allows_one_keeps_a_gang_of_two() -> None:
     cluster = cluster_with(
         *(pod_object(name, labels={"app": "x"}) for name in "pqr"), budget_object("b", 1, {"app": "x"})
     )
-    assert EvictionCheck(cluster).refusal(_victim("p")) is None
+    assert EvictionCheck(cluster).refusal(victim_of("p")) is None
     held = "its pod q is protected by the disruption budget b, which allows 1 disruptions now"
-    assert EvictionCheck(cluster).refusal(_victim("p", "q")) == EvictionVeto("budget", held)
+    assert EvictionCheck(cluster).refusal(victim_of("p", "q")) == EvictionVeto("budget", held)
     vetting = EvictionCheck(cluster)
-    assert vetting.refusal(_victim("p")) is None
-    assert vetting.refusal(_victim("q")) == EvictionVeto("budget", held)
+    assert vetting.refusal(victim_of("p")) is None
+    assert vetting.refusal(victim_of("q")) == EvictionVeto("budget", held)
 
 
 @pytest.mark.parametrize(
@@ -153,13 +145,13 @@ def test_a_budget_that_allows_one_keeps_a_gang_of_two() -> None:
     ],
 )
 def test_a_changed_pod_cancels_its_eviction(change: dict[str, Any], reason: str) -> None:
-    assert _kept(EvictionCheck(cluster_with(pod_object("p", **change))), _victim("p")) == reason
-    assert _kept(EvictionCheck(cluster_with()), _victim("p")) == "its pod p is gone already"
+    assert _kept(EvictionCheck(cluster_with(pod_object("p", **change))), victim_of("p")) == reason
+    assert _kept(EvictionCheck(cluster_with()), victim_of("p")) == "its pod p is gone already"
 
 
 def test_a_gang_with_ended_pods_is_still_evicted() -> None:
     cluster = cluster_with(pod_object("q"))
-    assert stop_victim(cluster, _victim("p", "q"), "d1", NOW_MS) == EvictionResult("stopped")
+    assert stop_victim(cluster, victim_of("p", "q"), "d1", NOW_MS) == EvictionResult("stopped")
     with pytest.raises(NotFound):
         cluster.get(POD, "q", "ns")
 
@@ -184,7 +176,7 @@ def _uid(cluster: Cluster, kind: Kind) -> str:
 
 def test_a_workload_is_switched_off_and_on_again_after_its_quota_is_back(either_of: Make, others_of: Make) -> None:
     cluster = either_of([_workload()])
-    victim = _victim(kind=WORKLOAD, uid=_uid(cluster, WORKLOAD))
+    victim = victim_of(kind=WORKLOAD, uid=_uid(cluster, WORKLOAD))
     assert EvictionCheck(cluster).refusal(victim) is None
     assert stop_victim(cluster, victim, "d1", NOW_MS).result == "stopped"
     off = cluster.get(WORKLOAD, "x", "ns")
@@ -205,36 +197,6 @@ def test_a_workload_is_switched_off_and_on_again_after_its_quota_is_back(either_
 def test_a_workload_switched_off_by_another_client_stays_off(either_of: Make) -> None:
     cluster = either_of([_workload(reserved=False, active=False)])
     assert list(unfinished.resume(cluster, WORKLOAD, cluster.list(WORKLOAD), (), NOW_MS)) == []
-
-
-def test_a_lost_command_is_issued_again_a_few_times(either_of: Make, others_of: Make) -> None:
-    state = {"phase": "Running", "lastTransitionTime": "2026-09-30T00:00:00Z"}
-    job = object_of(JOB, "x", {}, {"state": state}, uid="uid-x")
-    cluster = either_of([job])
-    victim = _victim(kind=JOB, uid=_uid(cluster, JOB))
-    assert stop_victim(cluster, victim, "d1", NOW_MS).result == "stopped"
-    (order,) = cluster.list(COMMAND)
-    assert (order["action"], order["target"]["uid"]) == ("RestartJob", _uid(cluster, JOB))
-
-    def go_on(after_ms: int) -> list[str]:
-        found = unfinished.resume(cluster, JOB, cluster.list(JOB), cluster.list(COMMAND), NOW_MS + after_ms)
-        return [each.action for each in found]
-
-    assert go_on(10 * REISSUE_MS) == []  # the Command is still there
-    seen = []
-    for n in range(1, MOST_ATTEMPTS + 2):
-        for each in cluster.list(COMMAND):
-            others_of(cluster).delete(COMMAND, each["metadata"]["name"], "ns")
-        assert go_on(REISSUE_MS // 2) == []
-        seen += go_on(n * REISSUE_MS)
-    assert seen == ["asked again"] * (MOST_ATTEMPTS - 1) + ["given up"]
-
-
-def test_a_job_that_restarted_is_done(either_of: Make) -> None:
-    intent = PreemptionIntent("d1", NOW_MS).text()
-    job = object_of(JOB, "x", {}, {"state": {"phase": "Restarting"}}, uid="uid-x", annotations={PREEMPTION: intent})
-    cluster = either_of([job])
-    assert [each.action for each in unfinished.resume(cluster, JOB, cluster.list(JOB), (), NOW_MS)] == ["restarted"]
 
 
 HERE = StatusObject("gputally", "gputally-fairshare")
@@ -392,18 +354,6 @@ def test_victims_are_not_searched_again_where_none_can_be_stopped(kueue: Make) -
     assert cluster.listed.count(WORKLOAD) == 5 + 2
 
 
-def test_a_job_that_does_not_restart_is_given_up_and_told(controller_of: Make) -> None:
-    state = {"phase": "Running", "lastTransitionTime": "2026-09-30T00:00:00Z"}
-    intent = PreemptionIntent("d1", NOW_MS - 3_600_000, 3).text()
-    job = object_of(JOB, "x", {}, {"state": state}, annotations={PREEMPTION: intent})
-    cluster = MemoryCluster(KINDS, [job])
-    policy = policy_of([{"name": "a", "refs": ["volcano:a"]}], preemption={"mode": "off"})
-    controller_of(policy, cluster, status_object=HERE).cycle()
-    (told,) = [event for event in cluster.events if event.kind == JOB]
-    assert (told.type, told.reason, told.name) == ("Warning", "NotRestarted", "x")
-    assert PREEMPTION not in cluster.get(JOB, "x", "ns")["metadata"]["annotations"]
-
-
 @pytest.mark.parametrize(
     "text",
     ["no json", "[1]", '{"decision": "d1", "at_ms": 1e999}', '{"deep": ' + "[" * 100_000, '{"at_ms": ' + "[" * 100_000],
@@ -428,22 +378,6 @@ def test_release_lets_run_again_who_gave_way(kueue: Make) -> None:
     assert (ended.resumed, ended.left) == (("ns/x",), ("ns/y",))
     assert ended.lines()[1] == "ns/y is still being stopped: run `release` again in a minute"
     assert _active(cluster)
-
-
-@pytest.mark.parametrize(
-    ("attempts", "left", "line"),
-    [
-        (1, ("ns/x",), "ns/x is still being stopped: run `release` again in a minute"),
-        (MOST_ATTEMPTS, (), "ns/x: its preemption failed: Volcano was told 3 times to restart it, and it still runs"),
-    ],
-    ids=["told again", "given up"],
-)
-def test_release_does_not_say_that_a_running_job_may_run_again(attempts: int, left: tuple[str, ...], line: str) -> None:
-    state = {"phase": "Running", "lastTransitionTime": "2026-09-30T00:00:00Z"}
-    intent = PreemptionIntent("d1", NOW_MS - 3_600_000, attempts).text()
-    cluster = MemoryCluster(KINDS, [object_of(JOB, "x", {}, {"state": state}, annotations={PREEMPTION: intent})])
-    ended = unfinished.finish_all(cluster, NOW_MS)
-    assert (ended.resumed, ended.left, ended.lines()) == ((), left, (line,))
 
 
 def test_release_names_a_workload_that_it_cannot_switch_on_once(kueue: Make) -> None:

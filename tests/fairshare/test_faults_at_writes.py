@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import pytest
 
-from accountant.wire.policy_models import Policy
 from fairshare.controller.weight_writer import release_weights
 from fairshare.preemption.eviction import OPT_OUT
 from fairshare.preemption.preemption_controller import COMMAND_MS, by_hand
@@ -18,16 +16,13 @@ from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.preemption.unfinished_preemptions import finish_all
 from fairshare.schedulers.kai.kinds import QUEUE as KAI_QUEUE
 from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, LOCAL_QUEUES, WORKLOADS
-from fairshare.schedulers.volcano.kinds import COMMAND, JOB
-from fairshare.schedulers.volcano.kinds import POD_GROUP as VOLCANO_GROUP
-from fairshare.schedulers.volcano.kinds import QUEUE as VOLCANO_QUEUE
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import FIELD_MANAGER
 from fairshare.targets.whole_stop import PREEMPTION, PreemptionIntent
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import ClusterRefused, ClusterUnavailable, Conflict
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD, Object, value_at
+from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD, Object
 from tests.fairshare.builders import (
     node_object,
     object_of,
@@ -37,42 +32,21 @@ from tests.fairshare.builders import (
     queue_object,
     shard_object,
 )
+from tests.fairshare.case_types import BEFORE, RULES, Scene, scene_policy, scene_weights
 from tests.fairshare.conftest import NOW_MS, Make
 from tests.fairshare.failing_writes import FaultAt
 from tests.fairshare.observations import pods_of
 from tests.fairshare.scheduler_kinds import KINDS
-from tests.fairshare.scheduler_objects import volcano
+from tests.plugin_cases import plugin_cases
 
 HERE = StatusObject("gputally", "gputally-fairshare")
-BEFORE = "2026-09-30T00:00:00Z"
 MOST_WRITES = 16
-RULES = {"mode": "enforce", "wait": 0, "min_runtime": 0, "per_cluster": 1}
-
-
-@dataclass(frozen=True)
-class Scene:
-    """A cluster in which queue a holds 16 GPUs in four gangs of 4, and b waits for 4 of them.
-
-    weights: reads what the controller writes."""
-
-    policy: Policy
-    objects: Sequence[Object]
-    weights: Callable[[MemoryCluster], Mapping[str, Any]]
-
-
-def _weights(kind: Any, path: Sequence[str], cluster: MemoryCluster) -> Mapping[str, Any]:
-    return {obj["metadata"]["name"]: value_at(obj, path) for obj in cluster.list(kind)}
-
-
-def _policy(ref: str, target: str, **settings: Any) -> Policy:
-    queues = [{"name": name, "deserved": 4, "refs": [f"{ref}:{name}"]} for name in "ab"]
-    return policy_of(queues, targets={target: settings}, preemption=RULES)
 
 
 def _plain() -> Scene:
     waits = pod_object("w", "b", node="")
     objects = [node_object("n0", 16), waits, *(pod_object(f"p{i}") for i in range(4))]
-    return Scene(_policy("policy", "kube_scheduler", mode="extender"), objects, lambda cluster: {})
+    return Scene(scene_policy("policy", "kube_scheduler", mode="extender"), objects, lambda cluster: {})
 
 
 def _kai() -> Scene:
@@ -90,8 +64,8 @@ def _kai() -> Scene:
     groups.append(pod_group("g-w", "b", requested=4, allocated=0, creationTimestamp=BEFORE))
     pods = [*(pod(name, "a", "n0") for name in names), pod("w", "b", "")]
     objects = [*queues, *groups, *pods, node_object("n0", 16), shard_object(kValue=0)]
-    weights = partial(_weights, KAI_QUEUE, ("spec", "resources", "gpu", "overQuotaWeight"))
-    return Scene(_policy("kai", "kai", mode="weight", apply="enforce"), objects, weights)
+    weights = partial(scene_weights, KAI_QUEUE, ("spec", "resources", "gpu", "overQuotaWeight"))
+    return Scene(scene_policy("kai", "kai", mode="weight", apply="enforce"), objects, weights)
 
 
 def _kueue() -> Scene:
@@ -116,51 +90,21 @@ def _kueue() -> Scene:
         *(object_of(LOCAL_QUEUES[0], name, {"clusterQueue": name}) for name in "ab"),
         *(workload(f"p{i}", "a") for i in range(4)), workload("w", "b"), node_object("n0", 16),
     ]  # fmt: skip
-    weights = partial(_weights, CLUSTER_QUEUES[0], ("spec", "fairSharing", "weight"))
-    return Scene(_policy("kueue", "kueue", apply="enforce"), objects, weights)
+    weights = partial(scene_weights, CLUSTER_QUEUES[0], ("spec", "fairSharing", "weight"))
+    return Scene(scene_policy("kueue", "kueue", apply="enforce"), objects, weights)
 
 
-def _volcano() -> Scene:
-    def job(name: str, queue: str, phase: str) -> list[Object]:
-        limits = {"limits": {GPU: "4"}}
-        template = {"spec": {"containers": [{"name": "c", "resources": limits}]}}
-        tasks = [{"name": "t", "replicas": 1, "template": template}]
-        status = {"state": {"phase": phase, "lastTransitionTime": BEFORE}}
-        of_job = {"apiVersion": JOB.api_version, "kind": "Job", "name": name, "uid": f"uid-{name}", "controller": True}
-        group = {"queue": queue, "minMember": 1, "minResources": {GPU: "4"}}
-        owned = {"ownerReferences": [of_job], "creationTimestamp": BEFORE}
-        found = [
-            object_of(JOB, name, {"queue": queue, "minAvailable": 1, "tasks": tasks}, status, uid=f"uid-{name}"),
-            object_of(
-                VOLCANO_GROUP, f"{name}-1", group, {"phase": "Running" if phase == "Running" else "Pending"}, **owned
-            ),
-        ]
-        if phase == "Running":
-            notes = {"scheduling.k8s.io/group-name": f"{name}-1", "scheduling.volcano.sh/queue-name": queue}
-            pod = pod_object(f"{name}-t-0", annotations=notes, **owned)
-            pod["spec"]["schedulerName"] = "volcano"
-            found.append(pod)
-        return found
-
-    objects = [
-        object_of(VOLCANO_QUEUE, "a", {"weight": 1}, {"allocated": {GPU: "16"}}),
-        object_of(VOLCANO_QUEUE, "b", {"weight": 1}, {}),
-        *(each for i in range(4) for each in job(f"p{i}", "a", "Running")),
-        *job("w", "b", "Pending"), volcano("proportion"), node_object("n0", 16),
-    ]  # fmt: skip
-    weights = partial(_weights, VOLCANO_QUEUE, ("spec", "weight"))
-    return Scene(_policy("volcano", "volcano", mode="weight", apply="enforce"), objects, weights)
-
-
-SCENES = {"kube-scheduler": _plain, "kai": _kai, "kueue": _kueue, "volcano": _volcano}
+CASES = plugin_cases("fairshare")
+SCENES = {"kube-scheduler": _plain, "kai": _kai, "kueue": _kueue}
+SCENES |= {name: cases.scene for name, cases in CASES.items()}
 
 
 def _stopped(cluster: MemoryCluster) -> list[str]:
     """Return the gangs that were told to stop."""
     off = [obj["metadata"]["name"] for obj in cluster.list(WORKLOADS[0]) if obj["spec"].get("active") is False]
-    told = [obj["target"]["name"] for obj in cluster.list(COMMAND)]
+    told = [name for cases in CASES.values() for name in cases.stopped(cluster)]
     pods = {obj["metadata"]["name"] for obj in cluster.list(POD)}
-    own = any(obj["spec"].get("schedulerName") != "volcano" for obj in cluster.list(POD))
+    own = any(obj["spec"].get("schedulerName") not in CASES for obj in cluster.list(POD))
     return off + told + ([name for name in (f"p{i}" for i in range(4)) if name not in pods] if own else [])
 
 

@@ -21,8 +21,6 @@ from fairshare.schedulers.kai.kinds import POD_GROUP
 from fairshare.schedulers.kai.kinds import QUEUE as KAI_QUEUE
 from fairshare.schedulers.kueue.adapter import KueueAdapter
 from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, FLAVORS, LOCAL_QUEUES, WORKLOADS
-from fairshare.schedulers.volcano.adapter import VolcanoAdapter
-from fairshare.schedulers.volcano.kinds import QUEUE as VOLCANO_QUEUE
 from fairshare.targets.weight_plan import look_at
 from gputally.base.clock import VirtualClock
 from gputally.base.mig_profiles import compute_slices, mig_sizes
@@ -33,6 +31,7 @@ from tests.fairshare.builders import object_of, policy_of
 from tests.fairshare.conftest import Make
 from tests.fairshare.observations import scores
 from tests.fairshare.scheduler_kinds import KINDS
+from tests.plugin_cases import plugin_cases
 
 NVL, PRO_6000, PRO_5000 = (
     "NVIDIA-H100-NVL",
@@ -223,12 +222,15 @@ def test_kueue_counts_quotas_and_workloads_of_a_flavor_by_its_model() -> None:
     }
 
 
-@pytest.mark.parametrize("scheduler", ["kai", "volcano"])
+COUNTED = {"kai": (KAI_QUEUE, KaiAdapter())} | {k: cases.COUNTED for k, cases in plugin_cases("fairshare").items()}
+
+
+@pytest.mark.parametrize("scheduler", COUNTED)
 def test_a_queues_status_counts_no_more_than_its_pods_hold(scheduler: str) -> None:
     """The status names no node: two instances of an H100 NVL beside an RTX PRO 6000."""
     held = {"nvidia.com/mig-1g.24gb": "2"}
     status = {"allocated": held, "requested": held}
-    kind, adapter = {"kai": (KAI_QUEUE, KaiAdapter()), "volcano": (VOLCANO_QUEUE, VolcanoAdapter())}[scheduler]
+    kind, adapter = COUNTED[scheduler]
     policy = policy_of([{"name": "a", "refs": [f"{scheduler}:a"]}])
     parts = MigParts.of(BOTH)
     pods = [replace(sized(pod(name, "1g.24gb", "nvl"), parts), ref=f"{scheduler}:a") for name in ("p", "q")]

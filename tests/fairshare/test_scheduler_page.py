@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES
-from fairshare.schedulers.volcano.kinds import QUEUE as VOLCANO_QUEUE
 from fairshare.targets.installed import adapters
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import GPU, Kind, Object, value_at
+from gputally.kubernetes.objects import Kind, Object, value_at
 from tests.fairshare.builders import node_object, object_of, policy_of, queue_object, shard_object
 from tests.fairshare.conftest import Accountant, Make
 from tests.fairshare.scheduler_kinds import KINDS
-from tests.fairshare.scheduler_objects import ON, cluster_queue, configured, volcano
+from tests.fairshare.scheduler_objects import ON, cluster_queue, configured
+from tests.plugin_cases import plugin_cases
 
 PAGE = (Path(__file__).parents[2] / "docs/schedulers.md").read_text("utf-8")
 REFS = re.findall(r"^\| ((?:`[a-z-]+:[A-Z/]+`(?:, )?)+) \| [^|]+ \| ([^|]+) \|$", PAGE, re.MULTILINE)
@@ -72,21 +72,15 @@ def test_a_ref_is_written_where_the_page_says(row: str, accountant: Accountant, 
     _compare(ref, kind, _written(field), objects, {target: {"apply": "enforce"}}, accountant, controller_of)
 
 
-@pytest.mark.parametrize(("mode", "plugins"), [
-    ("weight", ["proportion"]), ("deserved", ["capacity"]), ("hierarchy", [{"name": "drf", "enableHierarchy": True}]),
-])  # fmt: skip
-def test_a_mode_of_volcano_writes_the_field_of_its_row(
-    mode: str, plugins: list[Any], accountant: Accountant, controller_of: Make
+@pytest.mark.parametrize(
+    ("name", "mode", "kind", "objects"),
+    [(name, *case) for name, cases in plugin_cases("fairshare").items() for case in cases.MODES],
+)
+def test_a_mode_of_a_scheduler_writes_the_field_of_its_row(
+    name: str, mode: str, kind: Kind, objects: list[Object], accountant: Accountant, controller_of: Make
 ) -> None:
-    status = {"state": "Open", "allocated": {GPU: "4"}}
-    queues = [
-        object_of(VOLCANO_QUEUE, name, {}, status, annotations={
-            "volcano.sh/hierarchy": f"root/{name}", "volcano.sh/hierarchy-weights": "1/1",
-        })
-        for name in "ab"
-    ]  # fmt: skip
-    path, target = _written(MODES[mode]), {"volcano": {"mode": mode, "apply": "enforce"}}
-    _compare("volcano:{}", VOLCANO_QUEUE, path, [*queues, volcano(*plugins)], target, accountant, controller_of)
+    target = {name: {"mode": mode, "apply": "enforce"}}
+    _compare(f"{name}:{{}}", kind, _written(MODES[mode]), objects, target, accountant, controller_of)
 
 
 def _compare(

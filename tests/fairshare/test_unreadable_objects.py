@@ -16,11 +16,8 @@ from fairshare.controller.weight_writer import release_weights
 from fairshare.core.gpu_demand import PodReducer, read_pod
 from fairshare.core.queues_and_weights import Pod
 from fairshare.preemption.unfinished_preemptions import finish_all
-from fairshare.schedulers.kai.kinds import POD_GROUP
+from fairshare.schedulers.kai.kinds import POD_GROUP, QUEUE
 from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, WORKLOADS
-from fairshare.schedulers.volcano.kinds import JOB
-from fairshare.schedulers.volcano.kinds import POD_GROUP as VOLCANO_GROUP
-from fairshare.schedulers.volcano.kinds import QUEUE as VOLCANO_QUEUE
 from fairshare.targets.installed import adapters
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import look_at
@@ -35,6 +32,7 @@ from tests.fairshare.conftest import Accountant, Make
 from tests.fairshare.observations import condition, conditions_of, weights_in
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.hypothesis_examples import examples
+from tests.plugin_cases import plugin_cases
 
 
 @pytest.mark.parametrize("text", ["1ki", "1mi", "٣", "1e308", "1e999", "9" * 400, "nan", "0x10", "1_000", " 1", ""])
@@ -160,21 +158,20 @@ def _quota() -> dict[str, Any]:
     return object_of(CLUSTER_QUEUES[0], "k", {"resourceGroups": [{"coveredResources": [GPU], "flavors": [flavor]}]})
 
 
+CASES = plugin_cases("fairshare")
 POLICY = policy_of(
     [
         {"name": "a", "refs": ["kai:a"]},
         {"name": "k", "refs": ["kueue:k"]},
-        {"name": "v", "refs": ["volcano:v"]},
+        *(queue for cases in CASES.values() for queue in cases.REFS),
         {"name": "p", "refs": ["policy:p"]},
     ],
-    targets={name: {"apply": "enforce"} for name in ("kai", "kueue", "volcano")},
+    targets={name: {"apply": "enforce"} for name in ("kai", "kueue", *CASES)},
 )
-TASKS = [{"name": "t", "replicas": 1, "template": {"spec": {"containers": []}}}]
 TENANTS: Mapping[Kind, Object] = {
     POD_GROUP: pod_group("g", spec={"minMember": 1, "subGroups": CHAIN[:2], "topologyConstraint": {}}, requested=1),
     WORKLOADS[0]: _workload("w", "1"),
-    VOLCANO_GROUP: object_of(VOLCANO_GROUP, "g", {"queue": "v", "minMember": 1, "minResources": {GPU: "1"}}, uid="g"),
-    JOB: object_of(JOB, "j", {"tasks": TASKS}, uid="j"),
+    **{kind: obj for cases in CASES.values() for kind, obj in cases.TENANTS.items()},
     POD_GROUPS[0]: object_of(
         POD_GROUPS[0],
         "g",
@@ -190,9 +187,9 @@ TENANTS: Mapping[Kind, Object] = {
 GROUPED = pod_object("grouped", "p", node="")
 GROUPED["spec"]["schedulingGroup"] = {"podGroupName": "g"}
 OWN: tuple[Object, ...] = (
-    queue_object("a"), _quota(), object_of(VOLCANO_QUEUE, "v", {"weight": 1}), node_object(),
+    queue_object("a"), _quota(), node_object(),
     pod_group("good", requested=2), _workload("good", "2"),
-    object_of(VOLCANO_GROUP, "good", {"queue": "v", "minMember": 1, "minResources": {GPU: "2"}}, uid="good"),
+    *(obj for cases in CASES.values() for obj in cases.OWN),
     pod_object("good", "p"), object_of(PRIORITY_CLASS, "high"), object_of(EVENT, "e", note="", reason="Evict"),
 )  # fmt: skip
 
@@ -223,9 +220,9 @@ def _gangs_seen(objects: Iterable[Object], pods: Sequence[Pod]) -> dict[str, set
     [
         ("kai", pod_group("bad", spec={"minMember": "many"}, requested=1)),
         ("kueue", {**_workload("bad", "1"), "status": {"reclaimablePods": [{"name": "main", "count": "x"}]}}),
-        ("volcano", object_of(VOLCANO_GROUP, "bad", {"queue": "v", "minMember": "many", "minResources": {}})),
+        *((name, cases.UNREADABLE) for name, cases in CASES.items()),
     ],
-    ids=("kai", "kueue", "volcano"),
+    ids=("kai", "kueue", *CASES),
 )
 def test_a_workload_that_cannot_be_read_is_named_and_the_others_count(target: str, bad: Object) -> None:
     (adapter,) = (each for each in adapters() if each.name == target)
@@ -254,13 +251,13 @@ def test_deep_and_huge_objects_end_no_cycle(accountant: Accountant, controller_o
 def test_a_defect_at_one_target_stops_no_other(accountant: Accountant, controller_of: Make) -> None:
     class Broken(MemoryCluster):
         def list(self, kind: Kind, *, fields: str = "") -> Any:
-            return [{}] if kind == VOLCANO_QUEUE else super().list(kind, fields=fields)
+            return [{}] if kind == QUEUE else super().list(kind, fields=fields)
 
     accountant.spend(a=1.0)
     report = controller_of(POLICY, Broken(KINDS, OWN)).cycle()
     found = conditions_of(report)
-    assert found["volcano.Available"] == ("False", "Defect")
-    assert {found[f"{target}.Available"][0] for target in ("kai", "kueue")} == {"True"}
+    assert found["kai.Available"] == ("False", "Defect")
+    assert {found[f"{target}.Available"][0] for target in ("kueue", *CASES)} == {"True"}
 
 
 def test_pods_that_cannot_be_read_are_a_condition(accountant: Accountant, controller_of: Make) -> None:

@@ -15,7 +15,6 @@ from fairshare.controller.weight_writer import available, release_weights, write
 from fairshare.core import scheduler_queue_objects
 from fairshare.schedulers.kai.kinds import QUEUE
 from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES
-from fairshare.schedulers.volcano.kinds import QUEUE as VOLCANO_QUEUE
 from fairshare.targets import status_config_map
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import FIELD_MANAGER, Apply
@@ -27,6 +26,7 @@ from tests.fairshare.builders import cluster_of, object_of, pod_group, policy_of
 from tests.fairshare.conftest import Accountant, Capsys, Make
 from tests.fairshare.observations import condition, conditions_of, reasons_of, results_of, weights_in
 from tests.fairshare.scheduler_kinds import KINDS
+from tests.plugin_cases import plugin_cases
 
 
 def _apply(name: str, previous: float | None, value: float) -> Apply:
@@ -308,14 +308,15 @@ def test_a_queue_let_go_is_said_and_given_back(either_of: Make, accountant: Acco
 
 
 @pytest.mark.parametrize(
-    ("kind", "ref", "spec"),
+    ("ref", "kind", "spec", "published"),
     [
-        (CLUSTER_QUEUES[0], "kueue", {"cohortName": "c", "fairSharing": {"weight": "0.5"}}),
-        (VOLCANO_QUEUE, "volcano", {"weight": 5000}),
+        ("kueue", CLUSTER_QUEUES[0], {"cohortName": "c", "fairSharing": {"weight": "0.5"}}, 0.5),
+        *((name, *cases.LEFT_BEHIND) for name, cases in plugin_cases("fairshare").items()),
     ],
 )
-def test_every_target_knows_what_it_left_behind(kind: Any, ref: str, spec: dict[str, Any], controller_of: Make) -> None:
-    published = 0.5 if ref == "kueue" else 5000.0
+def test_every_target_knows_what_it_left_behind(
+    ref: str, kind: Any, spec: dict[str, Any], published: float, controller_of: Make
+) -> None:
     noted = scheduler_queue_objects.WeightAnnotations(1.0, published, None, 0, "f" * 16).annotations()
     others = [object_of(kind, name, spec) for name in ("b", "stranger")]
     cluster = MemoryCluster(KINDS, [object_of(kind, "a", spec, annotations=noted), *others])

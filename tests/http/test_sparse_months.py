@@ -69,6 +69,7 @@ from tests.http.conftest import (
     pod_minutes,
     settings_in,
 )
+from tests.plugin_cases import plugin_cases
 
 PRICES = (
     "schema: 1\ncurrency: EUR\nrows:\n  - {id: h100, model: H100, price: 2.40, per: gpu-hour,"
@@ -185,7 +186,8 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with mail_server() as mail, http_receiver() as chat:
         (folder / "url").write_text(f"{chat.url}/services/s3cret")
         places = {
-            "folder": str(folder / "sent"), "slack": {"url_file": str(folder / "url")},
+            "folder": str(folder / "sent"),
+            **{name: {"url_file": str(folder / "url")} for name in plugin_cases("channels")},
             "smtp": {"server": mail.address, "from": "g@example.com", "to": ["a@example.com"], "tls": "off"},
             "msteams": {"url_file": str(folder / "url")},
         }  # fmt: skip

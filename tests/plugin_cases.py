@@ -1,0 +1,20 @@
+"""What one plug-in adds to a test of several stands in `cases.py` of its own folder of tests, and goes with it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+TESTS = Path(__file__).parent
+
+
+def plugin_cases(group: str) -> dict[str, ModuleType]:
+    """Return the cases of the plug-ins in a folder of tests ('fairshare') by the plug-in's folder ('volcano').
+
+    A module of cases has every name that the tests of its group read: a missing one is an AttributeError."""
+    paths = sorted((TESTS / group).glob("*/cases.py"))
+    return {
+        path.parent.name: import_module(".".join(path.with_suffix("").relative_to(TESTS.parent).parts))
+        for path in paths
+    }
