@@ -755,11 +755,11 @@ class LakeLedger:
         if not wanted:
             return {}
         # Where nothing holds the GPU, no label is published.
-        is_held = np.array([queue != IDLE for queue in table["queue"].to_pylist()], dtype=bool)
-        texts, at = np.unique([text or "" for text in table[LABELS].to_pylist()], return_inverse=True)
-        at = at.reshape(-1)
+        queues, queue = _numbered(table["queue"])
+        is_held = np.array([name != IDLE for name in queues], dtype=bool)[queue]
+        texts, at = _numbered(table[LABELS].fill_null(""))
         with self._readable():
-            known = [json.loads(text) if text else {} for text in texts.tolist()]
+            known = [json.loads(text) if text else {} for text in texts]
             found: dict[Dimension, _Numbered] = {}
             for name in wanted:
                 values = [IDLE, *(str(labels.get(label_of(name), "")) for labels in known)]

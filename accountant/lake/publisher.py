@@ -35,14 +35,14 @@ from accountant.billing.statements import Statement
 from accountant.billing.usage_pricing import charges
 from accountant.bookkeeping.bookkeeper import Bookkeeper, closed_statement
 from accountant.bookkeeping.month_closing import ClosedMonth, ClosedMonths, statement_hash
-from accountant.core.errors import LakeRefused, LakeUnavailable
+from accountant.core.errors import LakeRefused, LakeUnavailable, UnreadableLedger
 from accountant.core.periods import Month, day_span, local_date, utc
 from accountant.core.settings import Settings
 from accountant.lake import tables
 from accountant.lake.engines.duckdb.engine import DuckDbEngine
 from accountant.lake.engines.protocol import Engine
 from accountant.lake.iceberg_catalog import Catalogue, Removed, namespace_of, rows_where
-from accountant.lake.lake_ledger import every_column
+from accountant.lake.lake_ledger import every_column, readable
 from accountant.lake.table_rows import DayRows, day_rows, focus_rows, line_rows, statement_row
 from accountant.ledger.journal import Act, ActKind, NewAct, record
 from accountant.ledger.protocols import EpochReport, Ledger, Moment
@@ -578,18 +578,21 @@ class Publisher:
         for name in sorted({act.subject for act in acts} - {self.name}):
             try:
                 self._leave(namespace_of(name), renamed_ms)
-            except LakeUnavailable as error:  # its tables may be out of reach of this name's credentials
+            # Its tables may be out of reach of this name's credentials, or have what this ledger lacks.
+            except (LakeUnavailable, UnreadableLedger) as error:
                 self._log.warning("former_name_not_left", ledger=name, reason=str(error))
                 is_left = False
         self._left_former_names = is_left
 
     def _leave(self, namespace: str, renamed_ms: int) -> None:
-        if not self._catalogue.has(tables.LEDGERS, namespace):
-            return
-        for row in self._catalogue.read(tables.LEDGERS, namespace):
-            is_own = row["id"] == self._id() and row["until_ms"] <= renamed_ms and row["renamed_to"] != self.name
-            if is_own and self._lacked_act(self._catalogue.read(tables.ACTS, namespace)) is None:
-                self._catalogue.leave(namespace, {**row, "renamed_to": self.name})
+        """Raises LakeUnavailable, also if this ledger lacks anything that is published there: then it is a copy of one
+        that goes on under that name. Raises UnreadableLedger."""
+        catalogue = self._catalogue
+        for row in catalogue.read(tables.LEDGERS, namespace) if catalogue.has(tables.LEDGERS, namespace) else ():
+            with readable(str(row["ledger"]), str(row["version"] or "")):
+                if row["id"] == self._id() and row["until_ms"] <= renamed_ms and row["renamed_to"] != self.name:
+                    self._require_whole(catalogue, namespace)
+                    catalogue.leave(namespace, {**row, "renamed_to": self.name})
 
     def _registers(self) -> Iterator[tuple[tables.LakeTable, str, list[dict[str, Any]]]]:
         """Each register, the column that divides it into parts ("": one part), and its rows."""
@@ -722,20 +725,22 @@ class Publisher:
         content = json.dumps({"id": ledger_id, "warehouse": self._lake.warehouse})
         record(self._ledger, [NewAct(self._clock.wall_ms(), "lake", self.name, who, reason, content)], None)
 
-    def _require_whole(self, catalogue: Catalogue) -> None:
+    def _require_whole(self, catalogue: Catalogue, namespace: str = "") -> None:
         """Raises LakeRefused if the ledger lacks acts or old records that the lake has, and LakeUnavailable while it
-        lacks records that agents may send again. Only reads."""
+        lacks records that agents may send again. Only reads.
+
+        namespace: where the ledger was published; "": under its present name."""
         cure = (
             "If the ledger was lost or an old backup was restored, restore the newest backup and the archive. If the "
             "ledger is right, `gputally accountant check --lake --repair` makes the lake equal to it"
         )
-        lacked = self._lacked_act(catalogue.read(tables.ACTS))
+        lacked = self._lacked_act(catalogue.read(tables.ACTS, namespace))
         if lacked is not None:
             raise LakeRefused(
                 f"{catalogue.place}: act {lacked} of the ledger {self.name} in the lake is not in the "
                 f"ledger (its last act is {self._ledger.status().last_act}), so nothing was published. {cure}"
             )
-        for row in catalogue.read(tables.LEDGERS):
+        for row in catalogue.read(tables.LEDGERS, namespace):
             # The acts of this row, not of the table `acts`, which is written earlier than the row.
             removing = self._acts("withdrawn", "redated", "retired", "moved")
             if any(act.number > row["acts"] for act in removing):
@@ -761,7 +766,9 @@ class Publisher:
 
         outboxes = self._ledger.outboxes()
         fewer = [
-            row for row in (catalogue.read(tables.OUTBOXES) if catalogue.has(tables.OUTBOXES) else ())
+            row for row in (
+                catalogue.read(tables.OUTBOXES, namespace) if catalogue.has(tables.OUTBOXES, namespace) else ()
+            )
             if outboxes.get((row["cluster"], row["node"], row["epoch"]), 0) < row["number"]
         ]  # fmt: skip
         if fewer:

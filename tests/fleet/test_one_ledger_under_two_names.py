@@ -23,6 +23,7 @@ from accountant.storage.duckdb_ledger import open_ledger
 from gputally.base.clock import VirtualClock
 from tests.lake.comparison_queries import HOUR, SPAN, KeptLedger, PublishedLedger, lost, overwrite, published
 from tests.lake.publishers import publisher
+from tests.ledger.busy_ledger import HAND
 
 
 def under(known: PublishedLedger, name: str) -> PublishedLedger:
@@ -147,6 +148,25 @@ def test_a_copy_leaves_no_note_at_a_ledger_that_has_gone_on(old, tmp_path):
         restored.clock.advance(2 * HOUR)
         restored.publisher.publish()
         assert [row["renamed_to"] for row in old.connect().read(tables.LEDGERS)] == [None]
+
+
+def test_a_copy_leaves_no_note_at_a_ledger_that_has_newer_records(old, tmp_path):
+    with copy_of(old, tmp_path) as restored:
+        old.clock.advance(HOUR)
+        later = HAND.row(1, 270, 285, "gpu-0", gpu_model="H100")
+        old.ledger.append([HAND.batch(later, node="n1", epoch="late")], old.clock.wall_ms())
+        old.publisher.publish()
+        restored.clock.advance(2 * HOUR)
+        restored.publisher.publish()
+        assert {name: bool(one.fault) for name, one in seen(old).items()} == {"old": True, "restore-test": True}
+
+
+def test_a_row_at_a_former_name_that_cannot_be_read_stops_no_publication(old):
+    new = under(old, "new")
+    changed(old, until_ms=None)
+    new.publisher.publish()
+    assert new.publisher.published_ms == old.clock.wall_ms()
+    assert {name: bool(one.fault) for name, one in seen(old).items()} == {"new": False, "old": True}
 
 
 def test_a_former_name_that_could_not_be_noted_is_named(old):
