@@ -157,7 +157,7 @@ class Client:
 
         The columns are names (several joined by `;`), `state`, `pods`, `epochs`, held GPU time by account in
         microseconds, `waited_ms`, and `gpus`, `cost` and `burn_per_hour` as Decimal. The costs are None if some of the
-        time has no price.
+        time has no price, and what a job holds now is None if that is unknown.
 
         attrs: currency, total_cost, price_book_version."""
         query = _grouped(start, end, (), where, timezone) | {"state": state}

@@ -264,7 +264,7 @@ class ChangesParams(Params):
     "/v1/periods/{month}/changes", summary="What changed a month since its draft", responses=_BOOK_REFUSALS
 )
 def month_changes(
-    month: MonthPath, params: Annotated[ChangesParams, Query()], deps: AppDeps, principal: Reader
+    month: MonthPath, params: Annotated[ChangesParams, Query()], deps: AppDeps, principal: DocumentReader
 ) -> ChangesAnswer:
     """Lists what changed the amounts of the caller's teams since a draft: late records, use since then, prices,
     corrections, credits and charges."""

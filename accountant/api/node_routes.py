@@ -34,7 +34,7 @@ class NodesParams(WhereParams):
         default="name",
         description="The column to sort by: names from A, figures from the largest, records from the oldest.",
     )
-    reverse: bool = Field(default=False, description="The other way round.")
+    reverse: bool = Field(default=False, description="The other way round; what is unknown stays last.")
     page: str | None = Field(default=None, max_length=4096, description="`next_page` of the previous answer.")
     limit: int = Field(default=1_000, ge=1, description="Nodes of one page.")
 

@@ -365,7 +365,7 @@ class JobList:
         for time in times:
             accounts[time.account] += time.gpu_us
         ended_ms = pods.ended_ms if pods.ended_ms is not None or held is None else held[1]
-        gpus, burn = self._burn(key, held) if state == "running" else (Decimal(0), Decimal(0))
+        gpus, burn = self._burn(key, held, state)
         return Job(
             id=key.id,
             cluster=key.cluster,
@@ -392,8 +392,11 @@ class JobList:
             epochs=epochs,
         )
 
-    def _burn(self, key: JobKey, held: Span | None) -> tuple[Decimal, Decimal | None]:
-        """The GPUs held, and their price per hour (None if some have no price), over the last minutes on record."""
+    def _burn(self, key: JobKey, held: Span | None, state: JobState) -> tuple[Decimal | None, Decimal | None]:
+        """The GPUs held, and their price per hour (None if some have no price), over the last minutes on record. Of a
+        job whose state is unknown both are."""
+        if state != "running":
+            return (None, None) if state == "unknown" else (Decimal(0), Decimal(0))
         since, until = self._burnt_ms
         over_us = (until - max(since, held[0] if held else since)) * US_PER_MS
         burning = self._burning.times(key)

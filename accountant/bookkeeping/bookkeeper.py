@@ -68,6 +68,7 @@ from accountant.bookkeeping.month_changes import (
     of_bookings,
     of_prices,
     of_records,
+    told_in,
 )
 from accountant.bookkeeping.month_closing import (
     CannotClose,
@@ -377,6 +378,8 @@ class Credits(_Books):
 
 
 MOST_QUARANTINED = 10_000
+MOST_DRAFTS: Final = 1_000
+"""Drafts of one month; more than one an hour."""
 """Maximum number of quarantined records that are checked for one month, the newest ones."""
 
 
@@ -514,6 +517,10 @@ class Bookkeeper:
             raise CannotClose(f"{month} has no whole hour yet that a draft could keep")
         if book is None:
             raise CannotClose("there is no price book, so the month has no amounts: set `prices: FILE`")
+        if len(self.drafts(month)) >= MOST_DRAFTS:
+            raise CannotClose(
+                f"{month} has {MOST_DRAFTS:,} drafts already, and more are not kept: compare with one of them"
+            )
         amounts = DraftAmounts(until, book.version, book.currency, charged(self.measured(month, book, until)))
         content = json.dumps(asdict(amounts), default=as_text)
         (act,) = record(self._ledger, [NewAct(now, "drafted", str(month), who, reason, content)], None)
@@ -538,15 +545,16 @@ class Bookkeeper:
             for change in of_bookings(month, act, *booked_by(act))
         ]  # fmt: skip
         kept, latest, then = self.kept(month), self.prices.latest, self._prices_at(draft, since)
-        if kept is not None:
-            if draft is not None and draft.amounts.currency == kept.currency:
-                found += changes("records", draft.amounts.charged, charged(kept))
-        else:
-            if draft is not None:
-                found += of_records(self, month, draft, then)
-            if then is not None and latest is not None:
-                found += of_prices(self, month, then, latest)
         currency = kept.currency if kept is not None else self.prices.current.currency if self.prices.current else None
+        if draft is not None:
+            by_records = (
+                of_records(self, month, draft, then)
+                if kept is None
+                else changes("records", draft.amounts.charged, charged(kept))
+            )
+            found += told_in(by_records, draft.amounts.currency, currency)
+        if kept is None and then is not None and latest is not None:
+            found += of_prices(self, month, then, latest)
         found.sort(key=lambda one: (-(one.at_ms or 0), -(one.act or 0), one.cause, one.team))
         return MonthChanges(month=str(month), since_ms=since, draft=draft, currency=currency, changes=tuple(found))
 

@@ -114,6 +114,13 @@ def of_records(keeper: MonthKeeper, month: Month, draft: MonthDraft, then: Price
     yield from changes("use since then", charged(past), charged(whole))
 
 
+def told_in(rows: Iterable[AmountChange], currency: str, now: str | None) -> Iterator[AmountChange]:
+    """The changes by records, whose amounts are in the currency of the draft. They have none in a month whose amounts
+    are now in another currency."""
+    for row in rows:
+        yield row if currency == now else replace(row, amount=None, reason=f"in {currency}, not in {now}")
+
+
 def of_prices(keeper: MonthKeeper, month: Month, then: PriceBook, now: BookVersion) -> Iterator[AmountChange]:
     """The difference of an open month's present records at other prices. now: those in force."""
     if then.version == now.version:

@@ -155,7 +155,12 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
                 ("user", ", ".join(job.users)),
                 ("pods", f"{job.pods:,}, {job.pods_running:,} running"),
                 ("longest wait in the queue", _length(job.waited_ms)),
-                ("now", f"{job.gpus:,.1f} GPUs, {money(job.burn_per_hour, currency)} {currency or ''} an hour"),
+                (
+                    "now",
+                    ""
+                    if job.gpus is None
+                    else f"{job.gpus:,.1f} GPUs, {money(job.burn_per_hour, currency)} {currency or ''} an hour",
+                ),
             )
         ),
     )
@@ -254,7 +259,7 @@ def job_record(job: Job, currency: str | None, shown: Sequence[JobOrder] = ()) -
         "ended": _instant(job.ended_ms),
         "waited_seconds": "" if job.waited_ms is None else job.waited_ms / MS_PER_SECOND,
         "gpu_models": for_cell(";".join(job.gpu_models)),
-        "gpus": job.gpus,
+        "gpus": "" if job.gpus is None else job.gpus,
         "gpu_hours": plain(gpu_hours(held.allocated)),
         "busy_gpu_hours": plain(gpu_hours(held.busy)),
         "idle_gpu_hours": plain(gpu_hours(held.allocated_idle)),

@@ -23,6 +23,7 @@ from pydantic import Field
 from accountant.api.access_control import DocumentReader, Reader, require_all_teams, team_filter, team_for
 from accountant.api.answer_cache import CachedAnswer, open_page
 from accountant.api.dependencies import AppDeps, Deps
+from accountant.api.node_routes import NODES_WIDTH
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import GroupedParams, Params, QuerySpan, check_cost, invalid
 from accountant.billing.statements import Statement
@@ -449,9 +450,12 @@ def nodes_page(request: Request, asked: Annotated[FleetNodes, Query()], deps: Ap
     if not bar.is_tidy(request):
         return RedirectResponse(bar.tidy, 303)
     rows, kept_ms = list[_NodeRow](), list[int]()
-    answers, left_out = state.asked(
-        asked.ledger, lambda pages: page_queries.machines(pages, ListSpan.of(asked, pages), asked.where)
-    )
+
+    def of_ledger(pages: Deps) -> CachedAnswer[tuple[Machine, ...]]:
+        check_cost(pages.ledger, pages.settings.limits, bar.span, NODES_WIDTH, asked.where_cluster)
+        return page_queries.machines(pages, ListSpan.of(asked, pages), asked.where)
+
+    answers, left_out = state.asked(asked.ledger, of_ledger)
     for name, answer in answers.items():
         rows += [_NodeRow(name, node) for node in node_list.chosen(answer.value, asked.choice._replace(sort="name"))]
         kept_ms += [] if answer.as_of_ms is None else [answer.as_of_ms]

@@ -97,7 +97,7 @@ class NodeChoice(NamedTuple):
 
     search: a text in CLUSTER/NODE, in any case; "" for all.
     sort: names begin with the first, figures with the largest, records with the oldest.
-    reverse: the other way round."""
+    reverse: the other way round; what is unknown stays last."""
 
     search: str = ""
     sort: NodeOrder = "name"
@@ -112,12 +112,12 @@ _RANKS: Final[Mapping[NodeOrder, Callable[[Machine], Any]]] = {
     "pool": lambda node: (node.pool, node.capacity_type),
     "capacity_type": lambda node: node.capacity_type,
     "model": lambda node: node.models,
-    "silent": lambda node: node.newest_ms or 0,
+    "silent": lambda node: node.newest_ms,
     "gpus": lambda node: -node.gpus,
     "capacity": lambda node: -node.accounts.total,
     "held": lambda node: -node.accounts.allocated,
     "busy": lambda node: -node.accounts.busy,
-    "utilisation": lambda node: 1.0 if node.utilisation is None else -node.utilisation,
+    "utilisation": lambda node: None if node.utilisation is None else -node.utilisation,
     "idle": lambda node: -node.accounts.allocated_idle,
     "unknown": lambda node: -node.accounts.allocated_unknown,
     "unallocated": lambda node: -node.accounts.unallocated,
@@ -130,5 +130,7 @@ def chosen(nodes: Sequence[Machine], choice: NodeChoice) -> tuple[Machine, ...]:
     """The chosen nodes, in their order."""
     text = choice.search.casefold()
     found = [node for node in nodes if not text or text in f"{node.cluster}/{node.name}".casefold()]
-    ordered = sorted(found, key=_RANKS[choice.sort])
-    return tuple(reversed(ordered) if choice.reverse else ordered)
+    ranked = [(_RANKS[choice.sort](node), node) for node in found]
+    known = sorted((pair for pair in ranked if pair[0] is not None), key=lambda pair: pair[0])
+    ordered = [node for _, node in (reversed(known) if choice.reverse else known)]
+    return (*ordered, *(node for rank, node in ranked if rank is None))

@@ -23,6 +23,7 @@ from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.query_parameters import Params, edge, invalid
 from accountant.billing.statements import Adjustment, invoice_number
 from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
+from accountant.bookkeeping.month_changes import MonthChanges
 from accountant.bookkeeping.month_closing import Objecting, Status
 from accountant.core import periods
 from accountant.core.periods import Month, utc
@@ -204,11 +205,21 @@ def steps(
         status=deps.books.status(calendar_month), due=due_of(deps, calendar_month), objections=objections,
         may=principal.may("admin"), forms=month_and_decision_pages.person_of(request) is not None
         or deps.settings.auth == "off", params=params, shown=shown,
-        drafts=drafts, changed=deps.books.changed(calendar_month, since_ms) if drafts or since_ms is not None else None,
+        drafts=drafts, changed=_changed(deps, calendar_month, since_ms) if drafts or since_ms is not None else None,
         acts=[(act, WHAT[act.kind]) for act in reversed(acts)],
         over=calendar_month.span(deps.settings.zone)[1] <= deps.clock.wall_ms(), currency=book.currency if book else "",
         is_last=deps.books.books().latest is not None and deps.books.books().closed[-1].month == str(calendar_month),
     )  # fmt: skip
+
+
+def _changed(deps: Deps, month: Month, since_ms: int | None) -> MonthChanges:
+    """What changed the month since a draft: up to four statements of it, kept like its amounts."""
+    closed = deps.books.kept(month) is not None
+    key = ("changes", month, since_ms, page_queries.books(deps))
+    found: MonthChanges = deps.answers.ask(
+        key, lambda: deps.books.changed(month, since_ms), (lambda: None) if closed else None
+    ).value
+    return found
 
 
 def _shown(deps: Deps, principal: Principal, month: Month, params: StepsParams) -> ShownAdjustment:

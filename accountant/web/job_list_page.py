@@ -95,8 +95,10 @@ COLUMNS: Final[Mapping[JobOrder, JobColumn]] = {
     "user": JobColumn("User", (_names("users"),)),
     "queue": JobColumn("Queue", (_names("queues"),)),
     "state": JobColumn("State", (JobField("state", "text", lambda job: job.state),)),
-    "kind": JobColumn("FileKind", (JobField("kind", "text", lambda job: job.kind or ""),)),
-    "gpus": JobColumn("GPUs now", (JobField("gpus_now", "float", lambda job: float(job.gpus)),)),
+    "kind": JobColumn("Kind", (JobField("kind", "text", lambda job: job.kind or ""),)),
+    "gpus": JobColumn(
+        "GPUs now", (JobField("gpus_now", "float", lambda job: None if job.gpus is None else float(job.gpus)),)
+    ),
     "waited": JobColumn(
         "Waited",
         (JobField("waited_s", "float", lambda job: None if job.waited_ms is None else job.waited_ms / MS_PER_SECOND),),

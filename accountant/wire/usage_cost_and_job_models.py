@@ -259,7 +259,7 @@ class Job(Model):
         sums.
     waited_ms: the longest wait of one of its pods in its queue, so far.
     accounts_gpu_us: the accounts of held time.
-    gpus, burn_per_hour: GPUs held, and their cost per hour, over the last minutes on record.
+    gpus, burn_per_hour: GPUs held, and their cost per hour, over the last minutes on record; None if unknown.
     epochs: number of reported epochs."""
 
     id: str
@@ -280,7 +280,7 @@ class Job(Model):
     waited_ms: int | None
     gpu_models: tuple[str, ...]
     accounts_gpu_us: Accounts
-    gpus: Exact
+    gpus: Exact | None
     cost: Exact | None
     unpriced_gpu_us: int
     burn_per_hour: Exact | None

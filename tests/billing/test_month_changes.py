@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from accountant.bookkeeping import bookkeeper
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.bookkeeping.month_closing import CannotClose
@@ -135,11 +136,30 @@ def test_the_newest_draft_at_the_instant_or_before_counts():
 
 
 def test_prices_in_another_currency_have_no_difference():
-    _, keeper, clock = keeper_of(held("2026-11-08", "2026-11-09", team="nlp"))
+    ledger, keeper, clock = keeper_of(held("2026-11-08", "2026-11-09", team="nlp"))
     keeper.draft(NOV, "ada")
+    ledger.add(held("2026-11-07", "2026-11-07T10:00", team="vision"))  # late
+    ledger.add(held("2026-11-10T12:00", "2026-11-10T12:30", team="nlp"))  # since
     clock.advance(HOUR_MS)
     keeper.prices.take(book("3.00", "EUR"), "put", "ada", "", clock.wall_ms())
-    assert told(keeper) == {("prices", "nlp"): None}
+    expected = {
+        ("prices", "nlp"): None, ("prices", "vision"): None,
+        ("late records", "vision"): None, ("use since then", "nlp"): None,
+    }  # fmt: skip
+    assert (keeper.changed(NOV).currency, told(keeper)) == ("EUR", expected)
+    clock.advance_to(at("2026-12-20"))
+    keeper.close(NOV, "ada", "a test", ["coverage"])
+    assert told(keeper) == {("records", "nlp"): None, ("records", "vision"): None}
+
+
+def test_a_month_keeps_a_bounded_number_of_drafts(monkeypatch):
+    monkeypatch.setattr(bookkeeper, "MOST_DRAFTS", 2)
+    _, keeper, _ = keeper_of(held("2026-11-08", "2026-11-09", team="nlp"))
+    for _ in range(2):
+        keeper.draft(NOV, "ada")
+    with pytest.raises(CannotClose):
+        keeper.draft(NOV, "ada")
+    assert len(keeper.drafts(NOV)) == 2
 
 
 def test_a_month_that_was_closed_since_is_compared_with_what_it_states():

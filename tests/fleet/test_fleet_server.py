@@ -296,6 +296,12 @@ def test_the_nodes_of_all_clusters_are_those_of_each(two: TwoLedgers, client: Te
     assert client.get("/fleet/nodes?ledger=east").status_code == 422
 
 
+def test_nodes_of_a_span_that_is_too_large_are_refused(two: TwoLedgers) -> None:
+    client = TestClient(_service(two, limits={"question_gpu_hours": 1}).app, base_url=HERE)
+    for page in ("/clusters/north/nodes?start=30d", "/fleet/nodes?start=30d"):
+        assert client.get(page).status_code == 422, page
+
+
 def test_jobs_held_and_cost_the_same(two: TwoLedgers, client: TestClient) -> None:
     """The times of holding, and the last number of GPUs, are known for whole hours only."""
     own = _accountant(two.south).get(f"/v1/jobs?{WITHIN}").json()["jobs"]

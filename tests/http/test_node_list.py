@@ -101,7 +101,8 @@ def test_the_list_is_sorted_by_every_column_both_ways(client: TestClient) -> Non
         query = f"start=12h&sort={order}"
         one, other = nodes(client, query), nodes(client, f"{query}&reverse=true")
         assert sorted(one) == ["n1", "n2", "n3"]
-        assert other == one[::-1]
+        unknown = ["n3"] if order in ("silent", "utilisation") else []
+        assert other == [*[name for name in one[::-1] if name not in unknown], *unknown]
         columns = f"&columns={order}" if order in COLUMNS else ""
         assert listed(client, query + columns) == one
         page = client.get(f"/nodes?{query}{columns}", headers=PAGE).text

@@ -3,6 +3,8 @@ named as unknown."""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,6 +123,10 @@ def test_whether_a_job_on_a_silent_node_still_runs_is_unknown(service: Service, 
     assert states(service) == {"vision": "running", "nlp": "unknown"}
     client = client_of(service)
     (job,) = client.get("/v1/jobs?start=10d&state=unknown").json()["jobs"]
+    assert (job["gpus"], job["burn_per_hour"]) == (None, None)
+    rows = csv.DictReader(io.StringIO(client.get("/jobs.csv?start=10d&columns=gpus,burn").text))
+    assert {row["namespace"]: row["gpus_now"] for row in rows} == {"vision": "1.0", "nlp": ""}
+    assert "what it holds is unknown" in client.get(f"/job/{job['id']}", headers={"Accept": "text/html"}).text
     (attempt,) = client.get(f"/v1/jobs/{job['id']}").json()["attempts"]
     assert (attempt["end"], attempt["lost_gpu_us"]) == ("unknown", None)
     page = client.get(f"/job/{job['id']}", headers={"Accept": "text/html"}).text
