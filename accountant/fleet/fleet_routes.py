@@ -452,8 +452,10 @@ def nodes_page(request: Request, asked: Annotated[FleetNodes, Query()], deps: Ap
     rows, kept_ms = list[_NodeRow](), list[int]()
 
     def of_ledger(pages: Deps) -> CachedAnswer[tuple[Machine, ...]]:
-        check_cost(pages.ledger, pages.settings.limits, bar.span, NODES_WIDTH, asked.where_cluster)
-        return page_queries.machines(pages, ListSpan.of(asked, pages), asked.where)
+        def check() -> None:
+            check_cost(pages.ledger, pages.settings.limits, bar.span, NODES_WIDTH, asked.where_cluster)
+
+        return page_queries.machines(pages, ListSpan.of(asked, pages), asked.where, check)
 
     answers, left_out = state.asked(asked.ledger, of_ledger)
     for name, answer in answers.items():

@@ -211,10 +211,13 @@ def _filters(where: Where) -> Hashable:
     return tuple(sorted((name, tuple(sorted(values))) for name, values in where.items()))
 
 
-def machines(deps: Deps, span: ListSpan, where: Where = MappingProxyType({})) -> CachedAnswer[tuple[Machine, ...]]:
-    """The nodes of a span, by cluster and name."""
+def machines(
+    deps: Deps, span: ListSpan, where: Where = MappingProxyType({}), check: Callable[[], None] = lambda: None
+) -> CachedAnswer[tuple[Machine, ...]]:
+    """The nodes of a span, by cluster and name. check: refuses what is too large to be computed."""
 
     def compute() -> tuple[Machine, ...]:
+        check()
         at = deps.clock.wall_ms()
         with deps.ledger.moment(span.start_ms, span.until(at)) as moment:
             within = span.within(moment, at)
