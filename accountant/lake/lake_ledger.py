@@ -757,7 +757,8 @@ class LakeLedger:
         # Where nothing holds the GPU, no label is published.
         queues, queue = _numbered(table["queue"])
         is_held = np.array([name != IDLE for name in queues], dtype=bool)[queue]
-        texts, at = _numbered(table[LABELS].fill_null(""))
+        # Of nulls alone, some engines do not tell the type.
+        texts, at = _numbered(table[LABELS].cast(pa.string()).fill_null(""))
         with self._readable():
             known = [json.loads(text) if text else {} for text in texts]
             found: dict[Dimension, _Numbered] = {}

@@ -74,6 +74,9 @@ QUESTIONS: dict[str, Reading] = {
     "usage of an hour of a project": lambda one: one.usage(
         SPAN, ("team",), {PROJECT: ("ads",), "hour": ("2026-10-01T01",)}
     ).lines(),
+    "usage of projects of a pod whose labels are unknown": lambda one: one.usage(
+        SPAN, (PROJECT,), {"pod": ("p4",)}
+    ).lines(),
     "usage in another zone": lambda one: one.usage(SPAN, ("day", "hour", "queue"), None, "Asia/Tokyo").lines(),
     "usage of hour after hour": lambda one: [
         *one.usage([START_MS, START_MS + HOUR, SPAN[1]], ("team",)).lines(0),
