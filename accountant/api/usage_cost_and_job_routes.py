@@ -327,7 +327,7 @@ def guarantees(deps: AppDeps, principal: Reader) -> GuaranteesAnswer:
     """Returns the deserved quota of each queue without children, and the GPUs that it holds, averaged over the last
     minutes on record. A caller that may see only some teams gets their queues. Empty without a policy."""
     now = deps.clock.wall_ms()
-    end = min(now, deps.newest_ms() - asking.SETTLE_MS)
+    end = max(asking.BURN_MS, min(now, deps.newest_ms() - asking.SETTLE_MS))
     with deps.ledger.moment(end - asking.BURN_MS, end) as moment:
         span = moment.status().recent_span(end, asking.BURN_MS)
         whole = moment.usage(span, ())
@@ -343,7 +343,7 @@ def guarantees(deps: AppDeps, principal: Reader) -> GuaranteesAnswer:
         start_ms=span[0],
         end_ms=span[1],
         coverage=coverage(whole),
-        gpus=serving if teams is None else None,
+        gpus=serving if teams is None and accounts.total else None,
         queues=tuple(row for row in rows if teams is None or row.team in teams),
     )
 

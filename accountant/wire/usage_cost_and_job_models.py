@@ -237,7 +237,7 @@ class GuaranteesAnswer(Model):
     """The guarantees of the policy in force, by queue.
 
     coverage: the metered share of the capacity; None without known capacity.
-    gpus: GPUs in service, averaged over the span; None if the caller may see only some teams."""
+    gpus: GPUs in service, averaged over the span; None if the caller may see only some teams, or without records."""
 
     start_ms: int
     end_ms: int
