@@ -227,7 +227,7 @@ def test_the_documented_example_runs(tmp_path: Path) -> None:
     assert not isinstance(first.allocations, Unavailable)
     assert [a.holder.name for a in first.allocations] == ["train-0", "notebook"]
     assert [(f.name, f.queue_ref, f.labels) for f in first.facts] == [
-        ("train-0", "kai:vision", {"app": "train"}),
+        ("train-0", "policy:vision", {"app": "train"}),
         ("notebook", "", {}),
     ]
     assert source.snapshot(T0 + 11_000).devices[0].health == "lost"

@@ -41,7 +41,7 @@ OF_OCTOBER = {"start": "2026-10-01", "end": "2026-11-01"}
 QUESTIONS = {
     # Platform engineers
     "agents": Question(
-        "Is each agent healthy?", ("Nodes", "1 d"), ("n2", "silent", "24.0"),
+        "Is each agent healthy?", ("Nodes", "24 h"), ("n2", "silent", "24.0"),
         ("accountant", "usage", "--by", "node", "--start", "1d"), ("n2", "24.0"),
         "usage", {"by": "node", "start": "1d"}, {"node": "n2", "unmetered": "24"},
     ),
