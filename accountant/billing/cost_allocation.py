@@ -107,10 +107,11 @@ def unused_commitments(
     """GPU time that was paid for in advance and not used, by owner of the commitment. No account of the capacity
     contains it.
 
-    It is computed hour by hour. GPUs that were down or not metered do not use commitments, because they are never
-    billed."""
+    It is computed hour by hour, from the ledger's first record on: what earlier hours used is unknown. GPUs that were
+    down or not metered do not use commitments, because they are never billed."""
     if book is None or not book.commits(start_ms, end_ms):
         return []
+    start_ms = max(start_ms, ledger.status().extent[0])
     unused_charges: list[Charge] = []
     for start, end in pieces(book, start_ms, end_ms):
         used: Counter[tuple[str, str]] = Counter()

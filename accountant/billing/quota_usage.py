@@ -4,6 +4,9 @@ The guarantee is the policy's deserved quota at the time, counted per hour. An h
 compensate for an hour in which it held less, because an unused guarantee cannot be used later. Only queues without
 children hold GPUs.
 
+A guarantee counts from the ledger's first record on, and not in hours in which all GPUs were unmetered: what was held
+then is unknown, so nothing of it is unused.
+
 Unused guarantees reserve at most the unallocated time of the same hour. If all queues together left more unused than
 was free, the free time is divided among them in proportion.
 
@@ -22,7 +25,7 @@ from typing import NamedTuple, TypeVar
 from zoneinfo import ZoneInfo
 
 from accountant.core.periods import hours
-from accountant.ledger.usage import HELD, Usage
+from accountant.ledger.usage import ACCOUNTS, HELD, Usage
 from accountant.wire.policy_models import Policy, PolicyVersion
 from accountant.wire.usage_cost_and_job_models import Dimension, QueueGuarantee
 from gputally.base.apportionment import apportion
@@ -31,6 +34,7 @@ from gputally.base.units import US_PER_MS
 
 _MILLI = 1_000
 """Deserved quotas are decimal numbers of GPUs, counted here in thousandths."""
+_KNOWN = tuple(name for name in ACCOUNTS if name != "unmetered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +107,23 @@ class ModelSpans:
             sums[queue, self.lot(span, *place)] += gpu_us
         return sums
 
+    def unmetered_hours(self, usage: Usage) -> set[tuple[int, str]]:
+        """The span and the hour of all hours in which there were GPUs and nothing of them is known. usage: as `held`
+        needs it."""
+        at = usage.by.index("hour")
+        places = [(span, key[at]) for span, key in zip(usage.span.tolist(), usage.row_keys(), strict=True)]
+        known = {place for place, some in zip(places, usage.columns(_KNOWN).sum(axis=1).tolist(), strict=True) if some}
+        missing = {place for place, gpu_us in zip(places, usage.column("unmetered").tolist(), strict=True) if gpu_us}
+        return missing - known
+
 
 def quotas(
-    policies: Sequence[PolicyVersion], usage: Usage, start_ms: int, end_ms: int, tz: ZoneInfo
+    policies: Sequence[PolicyVersion], usage: Usage, start_ms: int, end_ms: int, tz: ZoneInfo, since_ms: int = 0
 ) -> tuple[QuotaRow, ...]:
     """One row per leaf queue of the policies in force in the span, by name. Empty if no queue has a deserved quota.
 
-    usage: as `ModelSpans.held` needs it."""
+    usage: as `ModelSpans.held` needs it.
+    since_ms: start of the ledger's first record."""
     quota_of = [
         (name, model, milli)
         for version, _, _ in _in_force(policies, start_ms, end_ms)
@@ -120,9 +134,15 @@ def quotas(
     if not quota_of:
         return ()
     unlimited = {(name, model) for name, model, milli in quota_of if milli < 0}
-    deserved, teams = leaf_quotas(policies, start_ms, end_ms, tz)
+    spans = ModelSpans.of(policies, start_ms, end_ms)
+    deserved, teams = leaf_quotas(policies, start_ms, end_ms, tz, since_ms)
+    unknown = spans.unmetered_hours(usage)
+    deserved = {
+        name: Counter({lot: gpu_us for lot, gpu_us in lots.items() if (lot.span, lot.hour) not in unknown})
+        for name, lots in deserved.items()
+    }
     held: dict[str, Counter[Lot]] = {name: Counter() for name in deserved}
-    for (queue, lot), gpu_us in ModelSpans.of(policies, start_ms, end_ms).held(usage).items():
+    for (queue, lot), gpu_us in spans.held(usage).items():
         if queue in held:
             held[queue][lot] += gpu_us
     return tuple(
@@ -132,14 +152,16 @@ def quotas(
 
 
 def leaf_quotas(
-    policies: Sequence[PolicyVersion], start_ms: int, end_ms: int, tz: ZoneInfo
+    policies: Sequence[PolicyVersion], start_ms: int, end_ms: int, tz: ZoneInfo, since_ms: int = 0
 ) -> tuple[dict[str, Counter[Lot]], dict[str, str]]:
-    """Guaranteed GPU-µs by leaf queue and lot, and the team by leaf queue, of the policies in force in the span."""
+    """Guaranteed GPU-µs by leaf queue and lot, and the team by leaf queue, of the policies in force in the span.
+
+    since_ms: the instant from which guarantees count."""
     deserved: dict[str, Counter[Lot]] = defaultdict(Counter)
     teams: dict[str, str] = {}
     starts = ModelSpans.of(policies, start_ms, end_ms).edges[:-1]
     for version, since, until in _in_force(policies, start_ms, end_ms):
-        lengths, span = hours(since, until, tz), bisect_right(starts, since) - 1
+        lengths, span = hours(max(since, since_ms), until, tz), bisect_right(starts, since) - 1
         for name, team, by_model in _leaves(version.policy):
             teams[name] = team
             for hour, length_ms in lengths.items():

@@ -413,8 +413,8 @@ def made_of(
     jobs_before = found.jobs_before.ranked(team).count if before else 0
     users = jobs.users()
     candidates = jobs.wasteful(CANDIDATES)
-    of_queues = quotas(policies, found.of_quotas, start_ms, end_ms, tz)
     days, since_ms = found.by_day, found.since_ms
+    of_queues = quotas(policies, found.of_quotas, start_ms, end_ms, tz, since_ms)
     return Report(
         statement=stated,
         team=team,

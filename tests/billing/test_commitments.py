@@ -121,6 +121,15 @@ def test_idle_machines_take_the_commitment_up_and_missing_ones_do_not(tmp_path):
     assert by_row(unused_commitments(ledger, priced, *span)) == {(IDLE, "rate"): 5}
 
 
+def test_time_before_the_first_record_leaves_no_commitment_unused(tmp_path):
+    """Also of an hour and of a span that begin before it."""
+    ledger = ledger_of(held("2026-10-16T10:30", "2026-10-16T12:00", 1, team="vision"))
+    span = at("2026-10-01T00:00"), at("2026-10-16T12:00")
+    assert by_row(unused_commitments(ledger, book(tmp_path), *span)) == {("platform", "rate"): Decimal("10.5")}
+    assert statement(ledger, book(tmp_path), *span).due == {"platform": Decimal("31.5"), "vision": Decimal("4.5")}
+    assert unused_commitments(ledger, book(tmp_path), span[0], at("2026-10-16T10:00")) == []
+
+
 def test_a_question_about_one_team_has_the_whole_clusters_shares(tmp_path):
     ledger = ListLedger(busy_month("2026-10-01", "2026-10-08"))
     span = at("2026-10-01T00:30"), at("2026-10-07T10:10")

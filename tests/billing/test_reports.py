@@ -435,6 +435,27 @@ def test_guarantees_of_a_month_are_its_hours(timezone, hours):
     assert (row.guaranteed_us, row.within_us, row.borrowed_us) == (int(2.5 * hours * HOUR), hours * HOUR, 0)
 
 
+def test_time_of_which_nothing_is_known_is_neither_guaranteed_nor_unused():
+    """Records begin on the 16th at half past ten, and nothing is metered from 20:00 to 22:00."""
+    ledger = ledger_of(
+        held("2026-10-16T10:30", "2026-10-16T20:00", gpus=3),
+        unheld("2026-10-16T20:00", "2026-10-16T22:00", "unmetered", gpus=3),
+        held("2026-10-16T22:00", "2026-10-17", gpus=1), unheld("2026-10-16T22:00", "2026-10-17", gpus=2, gpu="GPU-9"),
+    )  # fmt: skip
+    ledger.put_policy(quota_policy(vision=2), 0)
+    (row,) = build(ledger, None, at("2026-10-01"), at("2026-10-17")).quotas
+    assert [row.guaranteed_us, row.within_us, row.borrowed_us, row.unused_us] == [
+        23 * HOUR, 21 * HOUR, 19 * HOUR // 2, 2 * HOUR,
+    ]  # fmt: skip
+
+
+def test_a_guarantee_begins_with_the_first_record():
+    ledger = ledger_of(held("2026-10-16T10:30", "2026-10-16T12:00", gpus=1))
+    ledger.put_policy(quota_policy(vision=2), 0)
+    (row,) = build(ledger, None, at("2026-10-01"), at("2026-10-16T12:00")).quotas
+    assert (row.guaranteed_us, row.unused_us) == (3 * HOUR, 3 * HOUR // 2)
+
+
 HOSTILE = '</td><script>alert("x")</script>{{7*7}}'
 
 
