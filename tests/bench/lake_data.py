@@ -199,6 +199,7 @@ def _day(fleet: LakeFleet, cluster: int, day: int) -> pa.Table:
         "job": _numbered("Job/train-", pods, "__idle__"),
         "pod": _numbered("train-", pods, "__idle__"),
         "container": np.where(held, "main", ""),
+        "labels": pa.nulls(len(gpu), pa.string()),
         "user_name": _named([f"user-{number:03d}" for number in queues], queue, ""),
         "cluster": pa.repeat(name, len(gpu)),
         "node": _numbered(f"{name}-node-", node, ""),
