@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.core.readings import Allocation
-from agent.holders.installed import virtual_devices
 from agent.holders.kubelet.device_allocations import (
     CLAIMS_PATH,
     HOLDS_MS,
@@ -20,37 +19,31 @@ from agent.holders.kubelet.device_allocations import (
     DeviceNames,
     DeviceRef,
     NodeAllocations,
-    NodeDevices,
     PublishedDevice,
     ResourceClaims,
     SliceStore,
-    find_holders,
     like_a_gpu,
 )
 from agent.holders.kubelet.kubelet_pod_resources import (
     ClaimedDevice,
-    ContainerDevices,
     ContainerResources,
     PodResources,
 )
 from agent.holders.kubelet.kubernetes_api_objects import ClaimResult, PodView
 from agent.holders.kubelet.lean_list_watch import ApiServer, LeanReflector
 from agent.holders.reserved_gpus import declared_ppm, replace_reservations
-from agent.holders.virtual_parts import limited_ppm
 from agent.wire import Holder
 from gputally.base.clock import SystemClock, VirtualClock
+from tests.agent.kubelet_lists import FORGED, GPUS, KAI, MEMORY_MIB, A, B, box, given_pod, join, offered
 from tests.agent.pods import Following, view
 from tests.agent.sample_values import UID, gpu, pod, uuid
 from tests.deadlines import until
 from tests.fakes.apiserver.server import FakeApiServer
 from tests.hypothesis_examples import examples
 
-A, B = uuid(0), uuid(1)
 B1, B2, B3 = (uuid(16 + i, "MIG") for i in (1, 2, 3))
 NAMED = [gpu(0), gpu(1, "1g.18gb", "1g.18gb", "3g.71gb")]
 NAMES = DeviceNames(NAMED)
-GPUS = (gpu(0), gpu(1), gpu(2, "1g.18gb", "3g.71gb"))
-MEMORY_MIB = 143_771
 CONTAINER = "nvidia.com/container.main.gpu-memory"
 
 
@@ -66,7 +59,6 @@ CONTAINER = "nvidia.com/container.main.gpu-memory"
     ("nvidia0/vgpu2", DeviceRef(A, replica="2")),
     ("nvidia1/gi3", DeviceRef(B, B3)),
     ("nvidia1/gi3/vgpu1", DeviceRef(B, B3, "1")),
-    (f"{A}-7", DeviceRef(A, replica="7", virtual="-")),
 ])  # fmt: skip
 def test_a_device_plugins_id_points_to_its_device(name: str, place: DeviceRef) -> None:
     assert NAMES.find(name) == place
@@ -135,28 +127,9 @@ def test_no_name_makes_it_fail(name: str) -> None:
 # --- the kubelet's list and the pods of the API server ---------------------------------------------
 
 
-def given_pod(name: str, *containers: ContainerResources, namespace: str = "vision") -> PodResources:
-    return PodResources(namespace, name, containers)
-
-
-def box(name: str, *ids: str, resource: str = "nvidia.com/gpu") -> ContainerResources:
-    return ContainerResources(name, (ContainerDevices(resource, ids),))
-
-
 def claiming(*devices: str, claim: str = "c", driver: str = "gpu.nvidia.com") -> ContainerResources:
     claimed = tuple(ClaimedDevice("vision", claim, driver, "node-1", device) for device in devices)
     return ContainerResources("main", claimed=claimed)
-
-
-def offered(*ids: str) -> tuple[ContainerDevices, ...]:
-    return (ContainerDevices("nvidia.com/gpu", ids),)
-
-
-KAI = frozenset({"kai"})
-
-
-def join(pods: Iterable[PodResources], views: Iterable[PodView] = (), **node: object) -> NodeAllocations:
-    return find_holders(pods, {v.key: v for v in views}, NodeDevices(GPUS, **{"systems": KAI, **node}))  # type: ignore[arg-type]
 
 
 def held(holding: NodeAllocations) -> list[tuple[str, str, str, str]]:
@@ -310,11 +283,6 @@ def test_a_pod_behind_reservations_counts_once(namespaces: tuple[str, ...], list
     assert shares(found) == [("a", "fraction", 500_000 if listed else None)]
 
 
-FORGED = {"hami.io/vgpu-devices-allocated": f"{B},NVIDIA,1438,1:;", "gpu-fraction": "0.01", "gpu-memory": "1",
-          "nvidia.com/gpucores": "1", "nvidia.com/gpumem": "1"}  # fmt: skip
-"""Annotations and labels that the owner of a pod can change at any time."""
-
-
 @pytest.mark.parametrize("systems", [frozenset(), frozenset({"kai"}), frozenset({"hami"}), frozenset({"kai", "hami"})])
 @pytest.mark.parametrize("device", [A, f"{A}::1", GPUS[2].mig[0].uuid])
 def test_annotations_take_nothing_off_what_the_kubelet_gave(systems: frozenset[str], device: str) -> None:
@@ -325,51 +293,11 @@ def test_annotations_take_nothing_off_what_the_kubelet_gave(systems: frozenset[s
     assert len(plain.allocations) == 1
 
 
-def limited(**limits: object) -> dict[str, object]:
-    named = {f"nvidia.com/{key.replace('_', '-')}": str(value) for key, value in limits.items()}
-    return {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1", **named}}}]}
-
-
-@pytest.mark.parametrize(
-    ("limits", "ppm"),
-    [
-        ({"gpucores": 30, "gpumem": MEMORY_MIB // 5}, 300_000),
-        ({"gpucores": 10, "gpumem": MEMORY_MIB}, 1_000_000),  # nobody else can have the memory
-        ({"gpucores": 0, "gpumem": 14_378}, 100_006),
-        ({"gpucores": 1}, 1_000_000),  # memory without a limit is all of it
-        ({"gpucores": 200}, 1_000_000),
-        ({"gpumem_percentage": 25}, 250_000),
-        ({"gpumem": "8k"}, 55_644),  # as an API server writes 8000
-        ({"gpumem": "8Ki", "gpucores": "1e0"}, 56_979),
-        ({"gpumem_percentage": "25000m"}, 250_000),
-        ({"gpucores": "many"}, 1_000_000),
-        ({"gpucores": "nan", "gpumem": "much"}, 1_000_000),
-        ({}, 1_000_000),
-    ],
-)
-def test_a_virtual_device_of_hami_is_the_part_that_its_limits_leave(limits: dict[str, object], ppm: int) -> None:
-    """The limits of a container cannot be changed once its pod is bound; its annotations can."""
-    told = view(spec=limited(**limits), annotations=FORGED)
-    (found,) = join([given_pod("train-0", box("main", f"{A}-3"))], [told], systems=frozenset({"hami"})).allocations
-    assert (found.gpu_uuid, found.sharing, found.fraction_ppm) == (A, "fraction", ppm)
-
-
 def test_a_part_declared_of_a_size_that_was_not_read_is_unknown() -> None:
-    assert limited_ppm({"nvidia.com/gpumem": "20390"}, virtual_devices()["hami"], None) is None, "not all of the GPU"
-    assert limited_ppm({"nvidia.com/gpumem-percentage": "25"}, virtual_devices()["hami"], None) == 250_000
     requests = {"a": {"gpu-memory": "20390"}}
     unsized = {A: replace(GPUS[0], memory_mib=None)}
     found = replace_reservations([STAND_IN], [(A, "", pod("a"))], requests, unsized, KAI)
     assert shares(found) == [("a", "fraction", None)]
-
-
-def test_where_hami_is_not_switched_on_its_devices_are_equal_parts_and_said_to_be_unread() -> None:
-    ids = [f"{A}-{k}" for k in range(10)]
-    views = [view(spec=limited(gpucores=1, gpumem=1))]
-    found = join([given_pod("train-0", box("main", ids[3]))], views, offered=offered(*ids))
-    (part,) = found.allocations
-    assert (part.sharing, part.replicas, part.sharing_replicas, part.fraction_ppm) == ("time-slicing", 1, 10, None)
-    assert found.unnamed == {"hami"}
 
 
 def test_where_kai_is_not_switched_on_the_reservation_pod_holds_what_the_kubelet_gave_it() -> None:
@@ -407,9 +335,6 @@ def test_a_long_text_is_read_to_its_end(text: str, ppm: int | None) -> None:
 def test_no_request_text_is_too_strange(requests: dict[str, str]) -> None:
     for known in ({A: GPUS[0]}, {}):
         replace_reservations([STAND_IN], [(A, "", pod("a"))], {"a": requests}, known, KAI)
-    part = limited_ppm(requests, virtual_devices()["hami"], MEMORY_MIB)
-    assert part is not None
-    assert 0 < part <= 1_000_000
 
 
 names = st.sampled_from([A, f"{A}::0", f"{A}::1", GPUS[2].mig[0].uuid, "nvidia0/vgpu1", uuid(9), "mlx5_0", f"{A}-1"])
