@@ -31,16 +31,18 @@ class SimulatedGang:
         other schedulers.
     flavours: the flavours on which it may run.
     slots: the numbers of the slots that it holds.
+    queued_ms: its submission, or its newest stop.
     left_ms: the work that it still needs. lost_ms: the time that stops and restarts have cost."""
 
     __slots__ = (
         "attempt", "crashes", "divided", "end_ms", "evictions", "finish_ms", "first_start_ms", "flavour", "flavours",
-        "gpus", "left_ms", "lost_ms", "name", "number", "preemptible", "queue", "restart_ms", "slots", "start_ms",
-        "submit_ms",
+        "gpus", "left_ms", "lost_ms", "name", "number", "preemptible", "queue", "queued_ms", "restart_ms", "slots",
+        "start_ms", "submit_ms",
     )  # fmt: skip
 
     def __init__(self, number: int, submit_ms: int, gpus: int, left_ms: int, queue: int) -> None:
         self.number, self.submit_ms, self.gpus, self.left_ms, self.queue = number, submit_ms, gpus, left_ms, queue
+        self.queued_ms = submit_ms
         self.flavours: tuple[Flavour, ...] = (ANY_GPU,)
         self.flavour = ANY_GPU
         self.preemptible = self.divided = True

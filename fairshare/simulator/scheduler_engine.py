@@ -245,6 +245,7 @@ class SchedulerEngine(ABC):
                 self.reclaims[for_queue] += 1
             else:
                 gang.crashes += 1
+            gang.queued_ms = self.now_ms
             self._wait(gang)
         self.stopped(gang, reason, for_queue)
 
@@ -674,7 +675,8 @@ class ClusterSimulation(SchedulerEngine):
         return (held > share, held + gpus > deserved, -claim.priority, with_job, without, claim.creation, line)
 
     def started(self, gang: SimulatedGang) -> None:
-        self._report.append(Started(self.now_ms, self._jobs[gang.number], self._slots(gang), gang.attempt))
+        job = self._jobs[gang.number]
+        self._report.append(Started(self.now_ms, job, self._slots(gang), gang.attempt, gang.queued_ms))
 
     def stopped(self, gang: SimulatedGang, reason: StopReason, for_queue: int) -> None:
         job, taker = self._jobs[gang.number], self.tree.names[for_queue] if for_queue >= 0 else ""

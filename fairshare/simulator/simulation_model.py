@@ -156,12 +156,16 @@ StopReason = Literal["finished", "reclaimed", "outage"]
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The job holds its slots from now on. attempt: the number of its starts so far."""
+    """The job holds its slots from now on.
+
+    attempt: the number of its starts so far.
+    queued_ms: since when it waited for this start: its submission, or the stop before."""
 
     at_ms: int
     job: SimulatedJob
     slots: tuple[Slot, ...]
     attempt: int
+    queued_ms: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ def _pod(
         queue_ref=f"kai:{job.queue}" if job.queue in queued else "",
         priority=50 if job.preemptible else 100,
         requests={_resource(slots[0].flavour.shape): str(len(slots))},
-        created_ms=job.submit_ms,
+        created_ms=start.queued_ms,
         scheduled_ms=start.at_ms,
         started_ms=start.at_ms,
         observed_ms=start.at_ms,

@@ -364,3 +364,16 @@ def test_a_line_is_a_sorted_list_whose_front_is_at_hand(depth: int, steps: list[
         assert line.gangs[0].number == number, "and none behind is lost"
         line.leave(0)
     assert not line.gangs
+
+
+def test_a_gang_that_was_stopped_waits_anew_from_its_stop_on() -> None:
+    engine = ClusterSimulation(fleet(1), TWO, [*HOGS, job("late", "b", gpus=4, minutes=30, at=60)])
+    stopped: dict[str, int] = {}
+    again = 0
+    for event in engine.events_until(10 * HOUR):
+        if isinstance(event, Stopped):
+            stopped[event.job.id] = event.at_ms
+        elif isinstance(event, Started):
+            again += event.attempt > 1
+            assert event.queued_ms == stopped.get(event.job.id, event.job.submit_ms)
+    assert again == 4
