@@ -9,7 +9,7 @@ print. Every chart has a title and a description."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
@@ -24,6 +24,7 @@ from accountant.reports.job_ranking import EpochRow
 from accountant.reports.report_breakdowns import AccountRow, DayRow, HourlyUse, JobRow
 from accountant.reports.report_builder import Report
 from accountant.reports.savings_hints import SpotRow
+from accountant.wire.policy_models import IDLE, UNASSIGNED
 from gputally.base.units import US_PER_HOUR
 from gputally.server import page_layout
 from gputally.server.page_layout import drawn, rect, root, text
@@ -48,22 +49,39 @@ class ChartSeries:
     gpu_us: int
 
 
-def series(days: Sequence[DayRow]) -> tuple[ChartSeries, ...]:
+def series(days: Sequence[DayRow], everyone: Collection[str]) -> tuple[ChartSeries, ...]:
     """The teams of the days, as `ranked` gives them."""
     sums: dict[str, int] = {}
     for day in days:
         for team, gpu_us in day.allocated_us.items():
             sums[team] = sums.get(team, 0) + gpu_us
-    return ranked(sums)
+    return ranked(sums, everyone)
 
 
-def ranked(sums: Mapping[str, int]) -> tuple[ChartSeries, ...]:
-    """The teams by GPU time, largest first; if there are more teams than colours, the smallest share one series."""
+def colours(shown: Sequence[str], everyone: Collection[str]) -> dict[str, str]:
+    """The class of each of these teams, at most SERIES. A team has the same one on every page: that of its place by
+    name among all teams of the ledger. In a ledger with more teams than colours, one that comes first in `shown` and
+    has the same place keeps it, and the other one has the next free colour; so has a team that is no longer known.
+
+    everyone: `Status.teams`."""
+    places = {
+        team: place % SERIES for place, team in enumerate((*sorted({*everyone} - {UNASSIGNED, IDLE}), UNASSIGNED, IDLE))
+    }
+    taken: dict[int, str] = {}
+    for team in sorted(shown, key=lambda team: team not in places):
+        first = places.get(team, 0)
+        free = (place % SERIES for place in range(first, first + SERIES) if place % SERIES not in taken)
+        taken[next(free)] = team
+    return {team: f"s{place}" for place, team in taken.items()}
+
+
+def ranked(sums: Mapping[str, int], everyone: Collection[str]) -> tuple[ChartSeries, ...]:
+    """The teams by GPU time, largest first, in their `colours`; if there are more teams than colours, the smallest
+    share one series."""
     teams = sorted(sums, key=lambda team: (-sums[team], team))
     named_teams = teams if len(teams) <= SERIES else teams[: SERIES - 1]
-    stacks = [
-        ChartSeries(f"s{i}", figure_formatting.name(team), (team,), sums[team]) for i, team in enumerate(named_teams)
-    ]
+    css = colours(named_teams, everyone)
+    stacks = [ChartSeries(css[team], figure_formatting.name(team), (team,), sums[team]) for team in named_teams]
     other_teams = tuple(teams[len(named_teams) :])
     if other_teams:
         stacks.append(
@@ -74,9 +92,10 @@ def ranked(sums: Mapping[str, int]) -> tuple[ChartSeries, ...]:
     return tuple(stacks)
 
 
-def daily(days: Sequence[DayRow], title: str, *, capacity: bool = True) -> str:
-    """Stacked columns of allocated GPU-hours per day; with `capacity`, the day's capacity as a line."""
-    stacks = series(days)
+def daily(days: Sequence[DayRow], title: str, everyone: Collection[str] = (), *, capacity: bool = True) -> str:
+    """Stacked columns of allocated GPU-hours per day; with `capacity`, the day's capacity as a line. everyone: as of
+    `colours`."""
+    stacks = series(days, everyone)
     columns = [
         ChartColumn(
             f"{day.day:%-d}",
@@ -295,8 +314,8 @@ def render_html(report: Report, links: Links | None = None) -> str:
             statement_hash=statement_hash(report.statement),
             f=figure_formatting,
             several_clusters=len({row.cluster for row in _of_jobs(report)}) > 1,
-            series=series(report.daily),
-            daily=daily(report.daily, title, capacity=report.team is None),
+            series=series(report.daily, report.everyone),
+            daily=daily(report.daily, title, report.everyone, capacity=report.team is None),
             hours=hours(report.rhythm, "Held GPUs by hour of the day"),
             accounts=accounts(report.accounts, f"Where the capacity of {figure_formatting.span(report)} went"),
         )

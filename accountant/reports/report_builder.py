@@ -87,7 +87,8 @@ class Readings:
     waits: the waits in all teams' queues.
     epochs: the epochs of jobs that ended in the span.
     peaks: hourly maxima of the jobs that left the most GPU time idle in each of `scopes` (team names; None: the whole
-        cluster)."""
+        cluster).
+    everyone: all teams of the ledger at present."""
 
     start_ms: int
     end_ms: int
@@ -110,6 +111,7 @@ class Readings:
     epochs: Sequence[EpochReport]
     scopes: frozenset[str | None] = field(default=frozenset())
     peaks: dict[JobName, Peak] = field(default_factory=dict)
+    everyone: frozenset[str] = frozenset()
 
     @property
     def nbytes(self) -> int:
@@ -174,6 +176,7 @@ def read_data(
         epochs=tuple(ledger.epochs((start_ms + 1, end_ms + 1))),
         scopes=teams,
         peaks=_peaks(ledger, jobs, teams, start_ms, end_ms, timezone),
+        everyone=ledger.status().teams,
     )
 
 
@@ -230,7 +233,8 @@ class Report:
     details: charges by day and pod, if requested.
     later: items about this month that are booked in others.
     by_memory: whether bills count MIG instances by memory slices; other figures count compute slices.
-    example_prices: whether the price book has example rows."""
+    example_prices: whether the price book has example rows.
+    everyone: all teams of the ledger at present, for their colours."""
 
     statement: Statement
     team: str | None
@@ -265,6 +269,7 @@ class Report:
     later: UnmeteredItems = NOTHING_BESIDE
     by_memory: bool = False
     example_prices: bool = False
+    everyone: frozenset[str] = frozenset()
 
     @property
     def currency(self) -> str | None:
@@ -451,6 +456,7 @@ def made_of(
         later=booked.later,
         by_memory=book is not None and book.mig_basis == "memory",
         example_prices=book is not None and book.has_examples,
+        everyone=found.everyone,
     )
 
 

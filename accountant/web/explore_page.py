@@ -331,7 +331,9 @@ def _start_of(month: Choice) -> str:
 def _legend(chart: Series) -> list[tuple[str, str]]:
     """Class and name of each part of the chart."""
     shown = [
-        (f"s{number}", _named(chart.dimension, name)) for number, name in enumerate(chart.names) if chart.dimension
+        (css, _named(chart.dimension, name))
+        for css, name in zip(chart.css, chart.names, strict=True)
+        if chart.dimension
     ]
     if chart.others:
         shown.append(("s-rest", f"{chart.others:,} others"))

@@ -22,6 +22,7 @@ from accountant.core.periods import days, hours, zone
 from accountant.ledger.protocols import Moment
 from accountant.ledger.usage import ACCOUNTS, HELD, OF_TIME, Where, coverage, usage_line
 from accountant.prices.price_book import PriceBook
+from accountant.reports import html_page
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from gputally.base import called_off
 from gputally.base.money import exact_sum, gpu_hours
@@ -212,10 +213,12 @@ class TimeCell:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The parts of a chart. names: the values of `dimension` with an own part; others: how many share the last."""
+    """The parts of a chart. names: the values of `dimension` with an own part, and css: their classes; others: how many
+    share the last."""
 
     dimension: Dimension | None
     names: tuple[str, ...]
+    css: tuple[str, ...]
     others: int
     unit: Dimension
     cells: tuple[TimeCell, ...]
@@ -314,7 +317,11 @@ def _chart(
         if others or series is None:
             found[len(names)] = _rest(whole.get(("", unit), 0), list(found.values()))
         cells.append(TimeCell(unit, gap, {number: value for number, value in found.items() if value != 0}))
-    return Series(series, names, others, asked.unit, tuple(cells))
+    css = [f"s{number}" for number in range(len(names))]
+    if series == "team":
+        of_team = html_page.colours(names, ledger.status().teams)
+        css = [of_team[name] for name in names]
+    return Series(series, names, tuple(css), others, asked.unit, tuple(cells))
 
 
 def _rest(whole: Figure, parts: Sequence[Figure]) -> Figure:

@@ -71,7 +71,9 @@ def holders_of(moment: Moment, cluster: str, node: str, at_ms: int, day: Span, t
             there = tuple(hold for hold in holds.found if hold.node == node)
             found, more_holds = there[:MOST_BARS], len(there) > MOST_BARS or holds.whole_after_ms is not None
     more = max(0, len(rows) - MOST_ROWS)
-    return GpuHolders(minute, tuple(rows[:MOST_ROWS]), more, day, found, more_holds, ranked(shares))
+    return GpuHolders(
+        minute, tuple(rows[:MOST_ROWS]), more, day, found, more_holds, ranked(shares, moment.status().teams)
+    )
 
 
 def _rank(line: UsageLine) -> tuple[object, ...]:

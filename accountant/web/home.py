@@ -176,7 +176,7 @@ def _cells(ledger: Moment, now: Span, timezone: str) -> tuple[tuple[ChartSeries,
         by_node[key["cluster"], key["node"]][key["gpu"]].append((key["team"], accounts))
         if accounts.allocated:
             sums[key["team"]] = sums.get(key["team"], 0) + accounts.allocated
-    series = ranked(sums)
+    series = ranked(sums, ledger.status().teams)
     colour = {team: one.css for one in series for team in one.teams}
     gpu_us = (now[1] - now[0]) * 1000
     nodes = []

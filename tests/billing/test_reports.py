@@ -12,6 +12,8 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.periods import Month, zone
@@ -23,6 +25,7 @@ from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts
 from tests.billing.usage_rows import SAMPLE_PRICES, at, busy_month, held, ledger_of, price_book, quota_policy, unheld
 from tests.fakes.list_ledger import ListLedger
+from tests.hypothesis_examples import examples
 
 OCTOBER = Month(2026, 10)
 HOUR = 3_600_000_000
@@ -521,7 +524,7 @@ def test_csv_lines_add_up(report):
 def test_more_teams_than_colours():
     rows = [held("2026-10-01", "2026-10-02", team=f"team-{i:02d}", gpus=20 - i) for i in range(12)]
     found = build_month(ListLedger(rows), None, OCTOBER)
-    shown = html_page.series(found.daily)
+    shown = html_page.series(found.daily, found.everyone)
     assert len(shown) == html_page.SERIES
     assert (shown[-1].name, len(shown[-1].teams)) == ("6 other teams", 6)
     assert sum(one.gpu_us for one in shown) == found.headline.figures.accounts.allocated
@@ -566,3 +569,15 @@ def test_ticks_say_what_they_stand_for(gpus, ticks):
     chart = ET.fromstring(html_page.daily(found.daily, "Days"))
     texts = [text.text for text in chart.iter("{http://www.w3.org/2000/svg}text") if text.get("class") == "tick end"]
     assert texts == ticks.split()
+
+
+@given(st.permutations([f"team-{i}" for i in range(9)]), st.integers(1, 9), st.integers(1, html_page.SERIES))
+@settings(max_examples=examples(50, 200), deadline=None)
+def test_no_two_teams_of_a_chart_have_one_colour_and_few_teams_always_keep_theirs(names, known, shown):
+    everyone = sorted(names)[:known]
+    css = html_page.colours(names[:shown], everyone)
+    assert set(css) == set(names[:shown])
+    assert len(set(css.values())) == shown
+    alone = {team: html_page.colours([team], everyone)[team] for team in names}
+    if known <= html_page.SERIES:
+        assert all(css[team] == alone[team] for team in names[:shown] if team in everyone)

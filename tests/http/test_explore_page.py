@@ -225,7 +225,7 @@ def test_sums_are_exact_beyond_64_bits_and_what_is_kept_is_counted(energies: lis
     figures[:, names.index("energy_uj")] = energies
     keys, zeros = [(f"pod-{number}",) for number in range(len(energies))], [0] * len(energies)
     rows = Table(keys, names, figures, [None] * len(energies), zeros, zeros)
-    found = Explored(0, 0, 1, rows, 1.0, None, None, None, Series(None, (), 0, "day", ()))
+    found = Explored(0, 0, 1, rows, 1.0, None, None, None, Series(None, (), (), 0, "day", ()))
     chosen = selected(found, "", "-energy", ("pod",), str)
     assert chosen.total.line.energy_uj == sum(energies)
     assert chosen.nbytes >= 8 * len(energies)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +106,17 @@ def test_a_day_that_nobody_metered_is_unknown_and_nothing_changed_against_it(
     assert set(between) == {"unknown"}
     changed = texts.index("What changed since yesterday")
     assert "vision" not in texts[changed : texts.index("What each day cost")]
+
+
+def test_a_team_has_one_colour_on_every_page(service: Service) -> None:
+    """vision held most of the month and as much as nlp now."""
+    month = f"{datetime.fromtimestamp(NOW / 1000, UTC):%Y-%m}"
+    found = {}
+    for path in ("/", f"/month/{month}", "/explore?by=team&start=7d", "/node/prod/n1"):
+        answer = client_of(service).get(path, headers={"Accept": "text/html"})
+        assert answer.status_code == 200, answer.text
+        named = re.findall(r'<span class="key (s[^"]*)"></span>\s*(vision|nlp)\b', answer.text)
+        found[path] = {team: css for css, team in named}
+    assert len({tuple(sorted(of.items())) for of in found.values()}) == 1, found
+    (of,) = {tuple(sorted(of.items())) for of in found.values()}
+    assert len({css for _, css in of}) == len(of) == 2
