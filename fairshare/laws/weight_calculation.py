@@ -521,15 +521,19 @@ def _explained(queue: QueuePolicy, inputs: WeightInputs, ratio: UsageRatio, resu
         turn=turn is not None,
     )
     value = result.values[at]
-    return Weight(queue.name, value, standing.weight, queue.weight, _why(ratio.u, n, notes), explanation)
+    return Weight(
+        queue.name, value, standing.weight, queue.weight, _why(ratio.u, n, result.competes[at], notes), explanation
+    )
 
 
-def _why(u: float, n: float, notes: Sequence[str]) -> str:
-    """Return one sentence for people that explains the weight."""
+def _why(u: float, n: float, competes: bool, notes: Sequence[str]) -> str:
+    """Return one sentence for people that explains the weight. It says among whom the share is: pages also show the
+    share that the queue is entitled to if all request."""
     if n == 1 or n == 0:
         return "; ".join(notes)
+    of = "the queues that compete" if competes else "all queues"
     verdict = "on its share" if abs(u - n) <= 0.005 else "above its share" if u > n else "below its share"
-    return "; ".join([f"used {u:.1%} for a share of {n:.1%}, {verdict}", *notes])
+    return "; ".join([f"used {u:.1%} for a share of {n:.1%} of {of}, {verdict}", *notes])
 
 
 def budgets_limit_weights(policy: Policy) -> bool:

@@ -76,7 +76,8 @@ def test_every_number_is_in_the_explanation() -> None:
     assert (numbers.lower, numbers.upper, numbers.configured) == (0.1, 4.0, 1.0)
     assert numbers.proportional == pytest.approx(3 * numbers.p, rel=1e-5)
     assert (numbers.previous, weight.value) == (1.0, 1.1)
-    assert weight.why.startswith("used 50.0% for a share of 33.3%, above its share; stays for 120 more min")
+    assert weight.why.startswith("used 50.0% for a share of 33.3% of the queues that compete, above its share;")
+    assert weight.why.endswith("stays for 120 more min")
 
 
 @pytest.mark.parametrize("case", shared_cases("vectors/schedulers.json", lambda it: it["kai_time_based"]["cases"]))
