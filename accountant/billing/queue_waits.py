@@ -139,12 +139,13 @@ class WaitRow:
     """The waits of one queue.
 
     pods: number of pods that waited in the span.
-    waiting: number of pods still waiting at its end. Their wait so far is part of `queued`."""
+    waiting: number of pods still waiting at its end. Their wait so far is part of `queued`. None: unknown, because
+        nobody reads pods that are on no node."""
 
     queue: str
     team: str
     pods: int
-    waiting: int
+    waiting: int | None
     queued: WaitStatistics
     starting: WaitStatistics
 
@@ -163,8 +164,11 @@ def waits_within(pods: Iterable[QueuedPod], start_ms: int, end_ms: int) -> Itera
             yield pod, pod_wait(structs.replace(pod.facts, **known), end_ms)
 
 
-def queue_waits(pods: Iterable[QueuedPod], start_ms: int, end_ms: int, team: str | None) -> tuple[WaitRow, ...]:
-    """One row per queue, the one with the longest 95th percentile first."""
+def queue_waits(
+    pods: Iterable[QueuedPod], start_ms: int, end_ms: int, team: str | None, *, watched: bool
+) -> tuple[WaitRow, ...]:
+    """One row per queue, the one with the longest 95th percentile first. watched: whether pods are read that are on no
+    node (`kubernetes.inventory`); agents report only those that are on theirs."""
     groups: dict[tuple[str, str], list[PodWait]] = defaultdict(list)
     for pod, wait in waits_within(pods, start_ms, end_ms):
         if team in (None, pod.team):
@@ -174,7 +178,7 @@ def queue_waits(pods: Iterable[QueuedPod], start_ms: int, end_ms: int, team: str
             queue,
             owner,
             len(group),
-            sum(one.waiting for one in group),
+            sum(one.waiting for one in group) or (0 if watched else None),
             wait_statistics(one.queued_ms for one in group),
             wait_statistics(one.starting_ms for one in group),
         )

@@ -83,6 +83,7 @@ class Dispatcher:
         self._ledger = ledger
         self._books = books
         self._issuer = settings.issuer
+        self._watched = settings.kubernetes.inventory
         self._timezone = settings.timezone
         self._tz = settings.zone
         self._grace_ms = settings.grace_days * MS_PER_DAY
@@ -276,7 +277,7 @@ class Dispatcher:
         charges = any(export.charges for form, export in exports().items() if form in due.forms)
         return report_builder.report(
             self._ledger, self._books, due.period.start_ms, due.period.end_ms, self._timezone, month=due.period.month,
-            team=due.team, issuer=self._issuer if charges else None,
+            team=due.team, issuer=self._issuer if charges else None, watched=self._watched,
         )  # fmt: skip
 
     def _record(

@@ -131,12 +131,15 @@ def read_data(
     timezone: str = "UTC",
     scopes: Collection[str | None] | None = None,
     book_before: PriceBook | None = None,
+    *,
+    watched: bool = False,
 ) -> Readings:
     """Reads the data for reports.
 
     scopes: the teams of the reports, None among them for the whole cluster; instead of a collection, None for the
         cluster and every team that held anything.
     book_before: the price book of the span before, if it is another one.
+    watched: as in `queue_waits`.
 
     Raises ValueError for an empty span or an unknown time zone."""
     if start_ms >= end_ms:
@@ -172,7 +175,7 @@ def read_data(
         else hourly,
         jobs=jobs,
         jobs_before=BilledJobs.of(by_job_before),
-        waits=queue_waits.queue_waits(ledger.pods(start_ms, end_ms), start_ms, end_ms, None),
+        waits=queue_waits.queue_waits(ledger.pods(start_ms, end_ms), start_ms, end_ms, None, watched=watched),
         epochs=tuple(ledger.epochs((start_ms + 1, end_ms + 1))),
         scopes=teams,
         peaks=_peaks(ledger, jobs, teams, start_ms, end_ms, timezone),
@@ -379,15 +382,17 @@ def build(
     booked: MonthBooks = NO_BOOKS,
     book_before: PriceBook | None = None,
     issuer: InvoiceIssuer | None = None,
+    watched: bool = False,
 ) -> Report:
     """The report of [start_ms, end_ms).
 
     team None: of the whole cluster.
     book_before: the price book of the statement of the month before, if it is another one.
     issuer: the party that charges, for formats that list every charge.
+    watched: as in `queue_waits`.
 
     Raises ValueError for an empty span or an unknown time zone."""
-    readings = read_data(ledger, book, start_ms, end_ms, timezone, (team,), book_before)
+    readings = read_data(ledger, book, start_ms, end_ms, timezone, (team,), book_before, watched=watched)
     details = Details.asked(ledger, book, start_ms, end_ms, timezone, issuer) if issuer is not None else None
     return made_of(readings, ledger, team=team, booked=booked, details=details)
 
@@ -470,27 +475,37 @@ def report(
     month: Month | None = None,
     team: str | None = None,
     issuer: InvoiceIssuer | None = None,
+    watched: bool = False,
 ) -> Report:
     """Reads and builds the report of a span.
 
     month: the accountant's month that the span is, or begins; if it is closed, the report uses its statement.
-    issuer: the party that charges, for formats that list every charge."""
+    issuer: the party that charges, for formats that list every charge.
+    watched: as in `queue_waits`."""
     # The report compares with the span before, so rows of both may be needed.
     with ledger.moment(span_before(start_ms, end_ms, zone(timezone))[0], end_ms) as moment:
         booked = MonthBooks.of(moment, books, month, start_ms, end_ms)
         return build(
             moment, books.priced_by(booked.kept), start_ms, end_ms, timezone, team=team, booked=booked,
             book_before=_book_before(books, booked.kept_before), issuer=issuer,
+            watched=watched,
         )  # fmt: skip
 
 
 def readings(
-    ledger: ReadableLedger, books: Bookkeeper, start_ms: int, end_ms: int, timezone: str, month: Month
+    ledger: ReadableLedger,
+    books: Bookkeeper,
+    start_ms: int,
+    end_ms: int,
+    timezone: str,
+    month: Month,
+    *,
+    watched: bool = False,
 ) -> Readings:
-    """Reads the data for the reports of the cluster and of every team. month: as in `report`."""
+    """Reads the data for the reports of the cluster and of every team. month, watched: as in `report`."""
     book, book_before = books.priced_by(books.kept(month)), _book_before(books, books.kept(month.previous))
     with ledger.moment(span_before(start_ms, end_ms, zone(timezone))[0], end_ms) as moment:
-        return read_data(moment, book, start_ms, end_ms, timezone, book_before=book_before)
+        return read_data(moment, book, start_ms, end_ms, timezone, book_before=book_before, watched=watched)
 
 
 def report_of(ledger: ReadableLedger, books: Bookkeeper, found: Readings, month: Month, team: str | None) -> Report:

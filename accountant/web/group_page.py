@@ -159,7 +159,12 @@ def _group(deps: Deps, params: GroupParams, month: Month, principal: Principal) 
             newest = moment.status().recent_span(home.whole_quarter(at), MS_PER_DAY)[1]
             end = min(whole_end, newest if newest > start else at)
             return figures(
-                moment, deps.book(), GroupQuestion(params.by, params.value, month, end, allowed, timezone), at
+                moment,
+                deps.book(),
+                GroupQuestion(
+                    params.by, params.value, month, end, allowed, timezone, deps.settings.kubernetes.inventory
+                ),
+                at,
             )
 
     teams = None if allowed is None else tuple(sorted(allowed))
@@ -169,7 +174,8 @@ def _group(deps: Deps, params: GroupParams, month: Month, principal: Principal) 
 
 @dataclass(frozen=True, slots=True)
 class GroupQuestion:
-    """A value of a dimension, in a month up to `end_ms`. teams: those whose time counts; None: all."""
+    """A value of a dimension, in a month up to `end_ms`. teams: those whose time counts; None: all. watched: as in
+    `queue_waits`."""
 
     by: Dimension
     value: str
@@ -177,6 +183,7 @@ class GroupQuestion:
     end_ms: int
     teams: Collection[str] | None
     timezone: str
+    watched: bool
 
     @property
     def span(self) -> Span:
@@ -201,7 +208,9 @@ def figures(moment: Moment, book: PriceBook | None, asked: GroupQuestion, found_
     waits = None
     if by in ("team", "queue"):
         mine = teams is None or by == "queue"
-        found = queue_waits(moment.pods(*span), *span, None if not mine or by == "queue" else value)
+        found = queue_waits(
+            moment.pods(*span), *span, None if not mine or by == "queue" else value, watched=asked.watched
+        )
         waits = tuple(
             row for row in found
             if (row.team == value if by == "team" else row.queue in values) and (teams is None or row.team in teams)

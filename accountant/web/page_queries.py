@@ -269,7 +269,16 @@ def readings_of(deps: Deps, month: Month) -> CachedAnswer[MonthReadings]:
     def compute() -> MonthReadings:
         at = deps.clock.wall_ms()
         return MonthReadings(
-            at, report_builder.readings(deps.ledger, deps.books, start, min(whole_end, at), timezone, month)
+            at,
+            report_builder.readings(
+                deps.ledger,
+                deps.books,
+                start,
+                min(whole_end, at),
+                timezone,
+                month,
+                watched=deps.settings.kubernetes.inventory,
+            ),
         )
 
     # A report compares with the month before.

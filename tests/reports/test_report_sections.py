@@ -166,7 +166,8 @@ def test_waits_are_as_known_at_the_end_of_the_span() -> None:
         pod("never", "2026-10-31T21:00", None, "nlp"),
         pod("after", "2026-11-01T00:00", "2026-11-01T01:00"),
     ]
-    vision, nlp = sorted(queue_waits(pods, at("2026-10-01"), at("2026-11-01"), None), key=lambda row: -row.pods)
+    span = at("2026-10-01"), at("2026-11-01")
+    vision, nlp = sorted(queue_waits(pods, *span, None, watched=True), key=lambda row: -row.pods)
     assert (vision.pods, vision.waiting, vision.queued.median_ms, vision.queued.longest_ms) == (
         3,
         1,
@@ -174,7 +175,18 @@ def test_waits_are_as_known_at_the_end_of_the_span() -> None:
         2 * HOUR_MS,
     )
     assert (nlp.pods, nlp.waiting, nlp.queued.longest_ms) == (1, 1, 3 * HOUR_MS)
-    assert [row.queue for row in queue_waits(pods, at("2026-10-01"), at("2026-11-01"), "nlp")] == ["nlp"]
+    assert [row.queue for row in queue_waits(pods, *span, "nlp", watched=True)] == ["nlp"]
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_how_many_pods_still_wait_is_unknown_where_only_nodes_report_them(watched: bool) -> None:
+    """A node reports the pods that are on it: that it reports none that waits says nothing."""
+    span = at("2026-10-01"), at("2026-11-01")
+    placed = pod("inside", "2026-10-05T00:00", "2026-10-05T01:00")
+    (row,) = queue_waits([placed], *span, None, watched=watched)
+    assert (row.pods, row.waiting, row.queued.longest_ms) == (1, 0 if watched else None, HOUR_MS)
+    (row,) = queue_waits([placed, pod("over", "2026-10-31T23:00", "2026-11-02T00:00")], *span, None, watched=watched)
+    assert row.waiting == 1, "what is known to wait counts"
 
 
 def test_a_running_month_has_an_outlook() -> None:
