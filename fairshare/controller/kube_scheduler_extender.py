@@ -44,7 +44,6 @@ from gputally.base.gpu_model_names import gpu_model_of_node, most_precise
 from gputally.base.untrusted_text import UNDECODABLE, escaped
 from gputally.kubernetes.objects import gpus_of_node
 
-MOST_SCORE = 10
 _FIT, _COMPANY = 8, 2
 """Parts of the score: how well the pod fits, and which pods run beside it."""
 _TOLERANCE = 1e-9

@@ -254,11 +254,6 @@ def workload_of(jobs: Iterable[SimulatedJob], queues: Sequence[str]) -> Workload
     return workload_of_rows(queues, rows, len(ordered) - len(rows))
 
 
-def capacity_for(workload: Workload, hours: float, load: float) -> int:
-    """Return the GPUs, a multiple of 8, that could do 1/load of the offered work in `hours`."""
-    return max(8, round(workload.gpu_hours / (hours * load) / 8) * 8)
-
-
 TICK_S = 60
 """Seconds of a scheduling cycle."""
 CONTROL_S = 600

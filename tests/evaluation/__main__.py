@@ -20,7 +20,7 @@ from fairshare.cli.what_if_command import check_csv, write_csv
 from fairshare.explain import what_if_figure
 from fairshare.simulator import job_traces
 from fairshare.simulator.job_traces import teams_of
-from fairshare.simulator.simulation_model import Workload, capacity_for, workload_of
+from fairshare.simulator.simulation_model import Workload, workload_of
 from gputally.base.command_options import with_option_groups
 from gputally.base.errors import DivisionError, FairshareError
 from gputally.base.instants import duration_seconds
@@ -140,7 +140,7 @@ def _replay(trace: Path, policies: Sequence[str], of: Replays) -> None:
             f"{trace}: the jobs from --start on span less than eight days; a replay needs that many, because its first"
             " week only fills the cluster"
         )
-    sizes = [(load, capacity_for(workload, length / 3600, load)) for load in _loads(of.loads)]
+    sizes = [(load, _capacity_for(workload, length / 3600, load)) for load in _loads(of.loads)]
     if of.capacity is not None:
         sizes = [(workload.gpu_hours / (of.capacity * length / 3600), of.capacity)]
     if of.windows > 1 and of.window_days * 86_400 > length:
@@ -183,6 +183,11 @@ def _workload(trace: Path, share: Path | None, team: str, lenient: bool) -> tupl
         raise FairshareError(f"{share}: no team of {trace} has a share; the teams are {', '.join(teams[:20])}")
     whole = sum(share_of[name] for name in names)
     return workload_of(jobs, names), [share_of[name] / whole for name in names]
+
+
+def _capacity_for(workload: Workload, hours: float, load: float) -> int:
+    """Return the GPUs, a multiple of 8, that could do 1/load of the offered work in `hours`."""
+    return max(8, round(workload.gpu_hours / (hours * load) / 8) * 8)
 
 
 def _loads(text: str) -> list[float]:

@@ -18,7 +18,6 @@ from fairshare.simulator.simulation_model import (
     Rules,
     SimulatedJob,
     Workload,
-    capacity_for,
     workload_of,
 )
 from tests.hypothesis_examples import examples
@@ -133,7 +132,7 @@ def test_filling_gives_nothing_to_who_has_no_weight() -> None:
     assert fill(10.0, [20.0, 20.0, 2.0], [1.0, 0.0, 1.0]) == [8.0, 0.0, 2.0]
 
 
-def test_columns_and_capacity() -> None:
+def test_a_workload_has_the_columns_of_its_queues_jobs() -> None:
     jobs = [
         SimulatedJob("2", "b", 61_500, 2, 1_500),
         SimulatedJob("1", "a", 0, 4, 3_600_000),
@@ -142,7 +141,6 @@ def test_columns_and_capacity() -> None:
     work = workload_of(jobs, ("a", "b"))
     assert (work.submit_s, work.gpus, work.duration_s) == ([0, 61], [4, 2], [3600, 2])
     assert (work.queue, work.left_out) == ([0, 1], 1)
-    assert capacity_for(work, 1.0, 0.25) == 16
     assert work.fitting(3).gpus == [2]
     assert work.between(10, 100).submit_s == [51]
 
