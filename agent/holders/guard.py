@@ -95,10 +95,22 @@ def checked(found: Any, gpus: Sequence[Gpu], node: str) -> Holdings:
     facts = tuple(_facts(one, node) for one in _at_most(found.facts, MOST_PODS, "pods"))
     if len({one.uid for one in facts}) < len(facts):
         raise WrongHoldings("a pod is listed twice")
+    _check_owners(allocations, facts)
     fault = _line(found.fault)
     if unresolved and not fault:
         fault = f"no GPU here is called {', '.join(unresolved[:3])}"
     return Holdings(facts, allocations, fault, unresolved=tuple(dict.fromkeys(unresolved)), unknown=unknown)
+
+
+def _check_owners(allocations: Sequence[Allocation] | Unavailable, facts: Sequence[PodFacts]) -> None:
+    """Check that whoever holds devices is billed to one namespace, and a pod to its own."""
+    billed = {one.uid: one.namespace for one in facts}
+    for one in () if isinstance(allocations, Unavailable) else allocations:
+        holder = one.holder
+        first = billed.setdefault(holder.uid, holder.namespace)
+        if first != holder.namespace:
+            names = f"{_line(first)!r} and {_line(holder.namespace)!r}"
+            raise WrongHoldings(f"holder {_line(holder.uid)} is in two namespaces, {names}")
 
 
 def _line(text: object) -> str:

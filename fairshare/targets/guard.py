@@ -2,8 +2,8 @@
 
 Each call runs on a thread of its own, and the calls of a cycle have one time limit together. While a call has not
 ended, no further one begins. If it raises, hangs or returns something else, the target is degraded and says why, and
-the other targets go on. The mode is the policy's, and a write is made here: of the adapter's, it contains only the
-fields of the object's spec."""
+the other targets go on. The mode is the policy's, and a write is made here: of the adapter's, it contains only one
+field of the object's spec, because a write owns each field that it has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gputally.base.errors import ClusterError
 from gputally.base.plugins import TakesTooLong, within
 from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
-from gputally.kubernetes.objects import CONFIG_MAP, NODE, POD, PRIORITY_CLASS, Kind, Object
+from gputally.kubernetes.objects import CONFIG_MAP, NODE, POD, PRIORITY_CLASS, Kind, Object, leaves
 from gputally.kubernetes.scheduler_plugins import SchedulerPlugin
 
 MOST_CALLS_S: Final = 10.0
@@ -120,7 +120,13 @@ class GuardedAdapter(Adapter):
         return self._call("express", dict, call)
 
     def spec(self, queue: TargetQueue, value: Value) -> Object:
-        return self._call("spec", dict, lambda: dict(self._adapter.spec(queue, value)))
+        def call() -> Object:
+            fields = dict(self._adapter.spec(queue, value))
+            if not fields or len(leaves({"spec": fields})) != 1:
+                raise TypeError(f"it has the fields {', '.join(map(str, fields)) or 'none'}, and a weight is one field")
+            return fields
+
+        return self._call("spec", dict, call)
 
     def _check(self, kinds: Iterable[Kind], others: Collection[Kind], what: str) -> None:
         """Raise TypeError for a kind that is neither the scheduler's own nor one of `others`."""

@@ -43,10 +43,11 @@ TEAMS = {"vision": "vision", HOSTILE: HOSTILE}
 """The team of each namespace."""
 CONTROL = ("\x1b", "\x00", "\u202e")
 MODEL = "NVIDIA H100 80GB HBM3"
+# 16.575 and 9.945 EUR are due: halves of a cent, and cents that a float loses if it is multiplied by 100.
 _BOOK = {
     "schema": 1, "currency": "EUR", "timezone": "UTC",
     "rows": [{
-        "id": "h100", "model": "H100", "price": "2.055", "per": "gpu-hour", "valid_from": "2026-01-01",
+        "id": "h100", "model": "H100", "price": "3.315", "per": "gpu-hour", "valid_from": "2026-01-01",
         "source": "a contract", "as_of": "2026-01-01", "basis": "gpu-only",
     }],
 }  # fmt: skip
@@ -178,6 +179,7 @@ class ExportSuite:
                 return
             expected = sorted(amount for amount in report.due.values() if amount)
             assert sorted(amount for amount in amounts.values() if amount) == expected
+            assert amounts.get("vision") == report.due["vision"], "each team owes its own amount"
         assert amounts is not None
         assert list(amounts) == ["vision"]
 

@@ -24,17 +24,20 @@ from agent.gpu_readers.protocol import SEAM, GpuReader, GpuReaderPlugin, GpuRead
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock, VirtualClock
 from gputally.base.plugins import usable
+from gputally.base.units import US_PER_MS
 
 START_MS = 1_790_812_800_000
 SECOND_MS = 1_000
 PATIENCE_MS = 600_000
 """How long a reader may take to notice that its source answers again."""
 COUNTERS = ("busy_us", "energy_uj", "sm_active_us", "tensor_active_us")
+TIMES = ("busy_us", "sm_active_us", "tensor_active_us")
+"""Counters that rise by no more than the time that passes."""
 VALUES = (*COUNTERS, "memory_used_mib", "power_mw")
 
 
 class GpuMachine(Protocol):
-    """The fake of a source: at least one device that works all the time.
+    """The fake of a source: at least one device, busy for more than a hundredth of the time.
 
     place: what follows `name=` in the setting, so that the reader finds the fake; "" if the reader takes no place.
     uuids: the devices of which the source tells values.
@@ -124,7 +127,8 @@ class GpuReaderSuite:
         assert all(device.holders == () for device in reader.read(machine.clock.wall_ms(), machine.before).devices)
 
     def test_counters_only_go_up_and_a_device_that_works_counts(self, reader: GpuReader, machine: GpuMachine) -> None:
-        before = self.read(reader, machine)
+        first = before = self.read(reader, machine)
+        began_ms = machine.clock.wall_ms()
         rose: set[str] = set()
         for _ in range(5):
             now = self.read(reader, machine, 2 * SECOND_MS)
@@ -137,6 +141,13 @@ class GpuReaderSuite:
                         rose |= {uuid} if value > earlier else set()
             before = now
         assert rose == machine.uuids
+        took_us = (machine.clock.wall_ms() - began_ms) * US_PER_MS
+        for uuid, device in before.items():
+            for (part, name), value in values(device).items():
+                if name in TIMES and (part, name) in values(first[uuid]):
+                    rise_us = value - values(first[uuid])[part, name]
+                    assert rise_us <= took_us + 2 * SECOND_MS * US_PER_MS, f"{uuid}: {name} rises by more than the time"
+                    assert name != "busy_us" or rise_us > took_us // 100, f"{uuid}: {name} is in microseconds"
 
     def test_a_source_that_does_not_answer_is_named_and_no_value_is_invented(
         self, reader: GpuReader, machine: GpuMachine

@@ -49,8 +49,8 @@ GPUS = (
 )  # fmt: skip
 """The GPUs of the suite's node; the last one has a MIG instance."""
 
-Held = tuple[str, str, str]
-"""(GPU uuid, MIG uuid or "", uid of the holder)."""
+Held = tuple[str, str, str, str]
+"""(GPU uuid, MIG uuid or "", uid of the holder, its namespace)."""
 
 
 class Site(Protocol):
@@ -82,7 +82,7 @@ class Site(Protocol):
 def held(found: Holdings) -> set[Held]:
     """Who holds what. The source knows it."""
     assert not isinstance(found.allocations, Unavailable), found.allocations
-    return {(one.gpu_uuid, one.mig_uuid, one.holder.uid) for one in found.allocations}
+    return {(one.gpu_uuid, one.mig_uuid, one.holder.uid, one.holder.namespace) for one in found.allocations}
 
 
 def sure(found: Holdings) -> frozenset[str]:

@@ -250,17 +250,22 @@ class SchedulerSuite:
             return
         assert wrote, "nothing was written, though one queue used nine tenths"
         assert any(not next(cycles).outcomes for _ in range(_MOST_CYCLES)), "read the value as it was written"
-        queues = self.look(adapter, self.policy(site), cluster, client).queues
-        heavy, light = queues[HEAVY].weight, queues[LIGHT].weight
-        if isinstance(heavy, int | float) and isinstance(light, int | float):
-            assert isfinite(heavy)
-            assert heavy < light
+        standings = self.look(adapter, self.policy(site), cluster, client).standings
+        heavy, light = standings[HEAVY].weight, standings[LIGHT].weight
+        assert heavy is not None
+        assert light is not None
+        assert isfinite(heavy)
+        assert heavy < light, "the weight of a Standing is that of the law, whatever the field holds"
 
     def test_it_writes_its_own_field_alone_and_gives_the_operators_value_back(
         self, site: SchedulerSite, cluster: MemoryCluster, client: Objects
     ) -> None:
         before, policy = self.state(client), self.policy(site)
-        next(self.cycles(self.controller(policy, cluster, client)))
+        for outcome in next(self.cycles(self.controller(policy, cluster, client))).outcomes:
+            written = leaves({"spec": outcome.apply.patch["spec"]})
+            assert len(written) == 1, (
+                f"a write owns every field in it, also those that it leaves as they are: {written}"
+            )
         after = self.state(client)
         assert after.keys() == before.keys(), "no object is created or deleted"
         for key, obj in after.items():

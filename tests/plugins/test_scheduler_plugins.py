@@ -128,6 +128,8 @@ def test_a_scheduler_of_another_package_gets_weights_and_its_pods_are_billed(lan
         (("        return replace(observation, conditions=", "        return dict(conditions="), "dict"),
         (HANGS, "no end"),
         (('return {"weight": value}', "return value"), "spec"),
+        (('return {"weight": value}', 'return {"weight": value, "guaranteedGpus": 1}'), "guaranteedGpus"),
+        (('return {"weight": value}', "return {}"), "field"),
         (("        lanes = seen.get(LANE, ())", "        raise KeyboardInterrupt"), "KeyboardInterrupt"),
         (("        lanes = seen.get(LANE, ())", "        raise Mute"), "Mute"),
         (("from dataclasses import replace", "raise GeneratorExit"), "GeneratorExit"),
@@ -316,26 +318,41 @@ LAWS = suite.SchedulerSuite
     ids=lambda each: each if isinstance(each, str) else "",
 )  # fmt: skip
 def test_the_suite_finds_what_is_wrong(lanes: Callable[..., None], law: str, change: Spoil) -> None:
-    def judge() -> None:
-        case = LAWS()
-        case.plugin = schedulers()["lanes"]  # type: ignore[misc]
-        site = suite.SchedulerSite(
-            refs=("lanes:blue", "lanes:red"),
-            objects=(lane("blue"), lane("red"), SETUP),
-            without_effect=lambda cluster: cluster.load([lane("default", "LaneSetup", order="fifo")]),
-            counts_history=lambda cluster: cluster.load(
-                [lane("default", "LaneSetup", order="weighted", halfLife="24h")]
-            ),
-        )
-        cluster = MemoryCluster(kinds(), [node_object(gpus=16), *site.objects])
-        (adapter,) = (each for each in adapters() if each.name == "lanes")
-        given = {"site": site, "cluster": cluster, "client": cluster, "adapter": adapter}
-        test = getattr(LAWS, f"test_{law}")
-        test(case, **{name: given[name] for name in test.__code__.co_varnames[1 : test.__code__.co_argcount]})
-
     lanes(change)
     with pytest.raises((AssertionError, guard.PluginFault)):
-        judge()
+        judge(law)
+
+
+def judge(law: str) -> None:
+    """Run a test of the suite."""
+    case = LAWS()
+    case.plugin = schedulers()["lanes"]  # type: ignore[misc]
+    site = suite.SchedulerSite(
+        refs=("lanes:blue", "lanes:red"),
+        objects=(lane("blue"), lane("red"), SETUP),
+        without_effect=lambda cluster: cluster.load([lane("default", "LaneSetup", order="fifo")]),
+        counts_history=lambda cluster: cluster.load([lane("default", "LaneSetup", order="weighted", halfLife="24h")]),
+    )
+    cluster = MemoryCluster(kinds(), [node_object(gpus=16), *site.objects])
+    (adapter,) = (each for each in adapters() if each.name == "lanes")
+    given = {"site": site, "cluster": cluster, "client": cluster, "adapter": adapter}
+    test = getattr(LAWS, f"test_{law}")
+    test(case, **{name: given[name] for name in test.__code__.co_varnames[1 : test.__code__.co_argcount]})
+
+
+def test_the_suite_takes_a_field_in_which_less_is_more(lanes: Callable[..., None]) -> None:
+    """A price, of which the controller's weight is the inverse."""
+    express = "    def express(self, *given):\n        return {one.queue: 100 / one.value for one in given[1]}\n\n"
+    as_price = ("    def spec(", f"{express}    def spec(")
+    law = "the_queue_that_used_more_gets_the_smaller_weight_and_then_nothing_is_written"
+    lanes(as_price, ("held, queue.weight,", "held, 100 / queue.weight,"))
+    judge(law)
+
+
+def test_the_suite_finds_a_price_that_is_read_as_a_weight(lanes: Callable[..., None]) -> None:
+    lanes(("held, queue.weight,", "held, 100 / queue.weight,"))
+    with pytest.raises(AssertionError):
+        judge("the_queue_that_used_more_gets_the_smaller_weight_and_then_nothing_is_written")
 
 
 def test_the_suite_finds_references_that_no_pod_can_name(lanes: Callable[..., None]) -> None:

@@ -32,6 +32,8 @@ def test_every_plugin_of_ours_can_be_used() -> None:
 class Kept:
     """A fake of a file or folder, which is written anew at every change. gone: where it is while it cannot be read."""
 
+    namespace = "vision"
+
     def __init__(self, path: Path) -> None:
         self.path, self.place = path, str(path)
         self.clock = VirtualClock(START_MS)
@@ -42,7 +44,7 @@ class Kept:
         raise NotImplementedError
 
     def give(self, gpu_uuid: str, mig_uuid: str) -> Held:
-        self.held.append((gpu_uuid, mig_uuid, f"7{INDEX[gpu_uuid]}"))
+        self.held.append((gpu_uuid, mig_uuid, f"7{INDEX[gpu_uuid]}", self.namespace))
         self.write()
         return self.held[-1]
 
@@ -52,10 +54,12 @@ class Kept:
 
 
 class JobFolder(Kept):
+    namespace = ""
+
     def write(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir()
-        for gpu_uuid, mig_uuid, uid in self.held:
+        for gpu_uuid, mig_uuid, uid, _ in self.held:
             name = f"{INDEX[gpu_uuid]}.1" if mig_uuid else str(INDEX[gpu_uuid])
             (self.path / name).write_text(f"{uid}\n")
 
@@ -81,7 +85,7 @@ class PodsYaml(Kept):
                 "uid": uid, "namespace": "vision", "name": f"train-{uid}",
                 "devices": [{"gpu": gpu_uuid, "mig": mig_uuid}],
             }
-            for gpu_uuid, mig_uuid, uid in self.held
+            for gpu_uuid, mig_uuid, uid, _ in self.held
         ]  # fmt: skip
         self.path.write_text(yaml.safe_dump({"pods": pods}))
 
@@ -112,7 +116,7 @@ class KubeletOfSuite:
 
     def give(self, gpu_uuid: str, mig_uuid: str) -> Held:
         self.fake.give("vision", f"train-{INDEX[gpu_uuid]}", {"main": {"nvidia.com/gpu": [mig_uuid or gpu_uuid]}})
-        return gpu_uuid, mig_uuid, f"vision/train-{INDEX[gpu_uuid]}"
+        return gpu_uuid, mig_uuid, f"vision/train-{INDEX[gpu_uuid]}", "vision"
 
     def take(self, held: Held) -> None:
         self.fake.take(*held[2].split("/"))

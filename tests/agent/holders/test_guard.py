@@ -156,6 +156,8 @@ def held(**changes: Any) -> Holdings:
         Holdings((pod(namespace="a\nb"),), ()), Holdings((pod(owners=(Owner("Job", "\udcff"),)),), ()),
         Holdings((pod(created_ms=2**60),), ()), Holdings((pod(owners=(Owner("Job", "a"),) * 65),), ()),
         Holdings((pod(), pod(name="another")), ()),
+        Holdings((pod(namespace="nlp"),), (Allocation("GPU-a", POD),)),
+        Holdings((), (Allocation("GPU-a", POD), Allocation("GPU-b", msgspec.structs.replace(POD, namespace="nlp")))),
     ],
 )  # fmt: skip
 def test_what_are_no_holders_of_this_node_is_refused(found: Holdings) -> None:
