@@ -227,6 +227,16 @@ def span_of(start_ms: int, end_ms: int, tz: ZoneInfo) -> str:
     return f"{start:%-d %B} to {last:%-d %B %Y}"
 
 
+def records_begin(start_ms: int, end_ms: int, since_ms: int, tz: ZoneInfo) -> str:
+    """Says of which part of a span nothing is known, because the ledger's first record is inside it; otherwise "".
+
+    since_ms: start of the first record."""
+    if not start_ms < since_ms < end_ms:
+        return ""
+    begin = datetime.fromtimestamp(since_ms // MS_PER_SECOND, tz)
+    return f"records begin {begin:%-d %b %Y %H:%M}: nothing is known of {span_of(start_ms, since_ms, tz)}"
+
+
 def _day(at_ms: int, tz: ZoneInfo) -> str:
     return f"{local_date(at_ms, tz):%-d %B}"
 

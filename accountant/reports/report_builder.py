@@ -235,6 +235,7 @@ class Report:
     imports: imported time of the cluster.
     details: charges by day and pod, if requested.
     later: items about this month that are booked in others.
+    since_ms: start of the ledger's first record; nothing is known of the time before it.
     by_memory: whether bills count MIG instances by memory slices; other figures count compute slices.
     example_prices: whether the price book has example rows.
     everyone: all teams of the ledger at present, for their colours."""
@@ -270,6 +271,7 @@ class Report:
     imports: tuple[ImportRow, ...] = ()
     details: Details | None = None
     later: UnmeteredItems = NOTHING_BESIDE
+    since_ms: int = 0
     by_memory: bool = False
     example_prices: bool = False
     everyone: frozenset[str] = frozenset()
@@ -430,6 +432,7 @@ def made_of(
         team=team,
         start_ms=start_ms,
         end_ms=end_ms,
+        since_ms=since_ms,
         tz=tz,
         period=booked.period or stated.status,
         late=stated.lines != standing.lines,

@@ -29,9 +29,11 @@ from accountant.core import periods
 from accountant.core.periods import Month, utc
 from accountant.exports.protocol import exports
 from accountant.ledger.journal import Act, ActKind
+from accountant.reports import figure_formatting
 from accountant.web import month_and_decision_pages, page_queries
 from accountant.web.page_rows import Page, paged
 from accountant.web.statement_detail_pages import WHAT
+from accountant.wire.policy_models import IDLE
 from gputally.base import called_off
 from gputally.base.money import exact_sum, plain
 from gputally.base.untrusted_text import for_cell
@@ -51,6 +53,8 @@ class MonthsDue:
 
     due: by team; an amount of 0 only where all is metered and has a price.
     total: their sum, None if it is not known.
+    unbilled: the amount of what no team is billed for; None if it is not known, or there is none.
+    unknown: of which part of the month nothing is known, because records begin later; "" for none.
     unpriced: by team its billed time without a price, in GPU-microseconds, which is in no amount.
     recorded: whether any of its time is metered."""
 
@@ -59,6 +63,8 @@ class MonthsDue:
     total: Decimal | None
     unpriced: Mapping[str, int]
     recorded: bool
+    unbilled: Decimal | None
+    unknown: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +91,17 @@ def due_of(deps: Deps, month: Month) -> MonthsDue:
         due = [
             (team, amount)
             for team, amount in stated.due.items()
-            if amount or (stated.metered and not unpriced.get(team))
+            if team != IDLE and (amount or (stated.metered and not unpriced.get(team)))
         ]
         due.sort(key=lambda each: (-each[1], each[0]))
-        total = stated.due_total if stated.due_total or (stated.metered and not unpriced) else None
-        return MonthsDue(stated.currency, tuple(due), total, dict(unpriced), stated.metered)
+        together = exact_sum(amount for _, amount in due)
+        total = together if due or (stated.metered and not unpriced) else None
+        return MonthsDue(
+            stated.currency, tuple(due), total, dict(unpriced), stated.metered, stated.due.get(IDLE) or None,
+            figure_formatting.records_begin(
+                *month.span(deps.settings.zone), deps.ledger.status().extent[0], deps.settings.zone
+            ),
+        )  # fmt: skip
 
     closed = deps.books.books().of(str(month)) is not None
     key = ("due", month, page_queries.books(deps))
@@ -242,7 +254,8 @@ _OBJECTIONS: Final = frozenset(get_args(Objecting))
 
 @router.post("/invoices/{month}")
 async def step(request: Request, month: str, deps: AppDeps) -> Response:
-    """Closes, publishes or reopens the month, or books a credit or charge, as the form says; leads to the act."""
+    """Closes, publishes or reopens the month, or books a credit or charge, as the form says, and leads to the act; or
+    keeps a draft, and leads to what changed since."""
     principal = await admit(request, deps, "admin", form=True)
     fields = await month_and_decision_pages.read_form(request)
     check_form(request, fields.pop("form_token", ""))
@@ -259,6 +272,7 @@ async def step(request: Request, month: str, deps: AppDeps) -> Response:
                 deps.books.reopen(calendar_month, who, reason)
             case "draft":
                 deps.books.draft(calendar_month, who, reason)
+                return f"/invoices/{calendar_month}#changed"
             case "adjust":
                 deps.books.credits.adjust(_adjustment(deps, principal, calendar_month, fields), who)
             case _:

@@ -145,6 +145,7 @@ def explore_page(request: Request, params: Params, deps: AppDeps, principal: Rea
         named=_named, text=lambda column, row: figure_text(column, row, currency), changed=_changed, link=_link,
         group_link=group_link,
         begins_ms=first_ms if first_ms > from_ms else None,
+        first_month=str(Month.of(first_ms, zone)) if first_ms > Month.of(first_ms, zone).span(zone)[0] else "",
         measured=lambda value: _measured(view.asked.measure, value, currency), measure=FIGURES[view.asked.measure],
         measures=[Choice(name, FIGURES[name].title, name == params.measure) for name in MEASURES_SHOWN],
         currency=currency, **saved_views.of(request, deps, principal),

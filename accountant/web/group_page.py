@@ -138,6 +138,7 @@ def group_page(request: Request, params: Annotated[GroupParams, Query()], deps: 
         as_of_ms=answer.as_of_ms, of_month=lambda other: group_address(params.by, params.value, str(other)),
         explore="/explore?" + urlencode({**where, "by": "job" if params.by != "job" else "pod"}, True, ":"),
         api=[(name, f"/v1/{name}?" + urlencode({**where, "by": "day"}, True, ":")) for name in ("usage", "cost")],
+        known_before=figure_formatting.records_begin(*month.previous.span(tz), deps.ledger.status().extent[0], tz),
         linked=group_link, entitled=any(day.entitled for day in found.days),
     )  # fmt: skip
 

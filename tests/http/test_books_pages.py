@@ -144,11 +144,42 @@ def test_invoices_have_the_amounts_of_the_statements(site) -> None:
     client, who = site
     rows = [row for row in table(client, "/invoices.csv", who["admin"]) if row["month"] == "2026-11"]
     due = client.get("/v1/statement?month=2026-11", headers=who["admin"]).json()["due"]
+    due.pop("__idle__", None)
     assert {row["team"]: Decimal(row["amount"]) for row in rows} == {team: Decimal(one) for team, one in due.items()}
     page = client.get("/invoices", headers=who["admin"]).text
     read(page)
     for row in rows:
         assert row["number"] in page
+
+
+def test_what_no_team_is_billed_for_has_no_invoice_and_is_not_due(tmp_path, logs) -> None:
+    """Of a month whose records begin with its 16th day: the page says so, and of a draft leads back to it."""
+    clock = VirtualClock(NOW_MS)
+    with Service(settings_in(tmp_path, prices=price_book_text(H100="2.00")), clock) as service:
+        client = client_of(service, headers=PAGE, follow_redirects=False)
+        begin = NOW_MS - 60 * MINUTE_MS
+        facts = [pod_facts("a", begin, namespace="ns", node="node-1", uid="a", workload="Job/a", created_ms=begin,
+                           scheduled_ms=begin, started_ms=begin)]  # fmt: skip
+        holder = pod_holder("a", "ns", "a", "main")
+        rows = [
+            interval(at, gpu, one, span_ms=MINUTE_MS, busy_us=0 if one is None else MINUTE_MS * 500)
+            for at in range(begin, NOW_MS, MINUTE_MS)
+            for gpu, one in (("GPU-a", holder), ("GPU-b", None))
+        ]
+        sent = client.post("/v1/usage", content=encoded(batch(rows, facts, cluster="prod", node="node-1")))
+        assert sent.status_code == 200, sent.text
+        clock.advance(MINUTE_MS)
+        stated = client.get("/v1/statement?month=2026-11").json()
+        assert Decimal(stated["due"]["__idle__"]) == 2
+        assert [row["team"] for row in table(client, "/invoices.csv", {})] == [*stated["due"].keys() - {"__idle__"}]
+        for path in ("/invoices", "/invoices/2026-11", "/month/2026-11"):
+            page = client.get(path).text
+            read(page)
+            assert "records begin" in page
+            assert "INV-2026-11-__idle__" not in page
+        assert "USD 2.00 due" in unescape(client.get("/invoices/2026-11").text).replace("EUR", "USD")
+        kept = client.post("/invoices/2026-11", data={"step": "draft", "reason": "sent"})
+        assert kept.headers["location"].partition("#")[0] == "/invoices/2026-11"
 
 
 def test_credits_and_prices_are_told_as_the_changes_of_an_open_month(site) -> None:
