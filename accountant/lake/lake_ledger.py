@@ -6,6 +6,7 @@ is not published is refused (quarantine, missing numbers, lent time) or empty (c
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -635,9 +636,14 @@ class LakeLedger:
 
     def gpu_us_of_days(self, start_ms: int, end_ms: int) -> int:
         """The GPU-µs of the published days that overlap the span."""
-        query = exp.select(_sum(" + ".join(ACCOUNT_COLUMNS[:6])).as_("gpu_us")).from_("days")
-        (row,) = self._list(query.where(self._own(), f"end_ms > {int(start_ms)}", f"start_ms < {int(end_ms)}"))
-        return int(row["gpu_us"] or 0)
+        return sum(gpu_us for first, last, gpu_us in self._published_days if last > start_ms and first < end_ms)
+
+    @functools.cached_property
+    def _published_days(self) -> list[tuple[int, int, int]]:
+        """Start, end and GPU-µs of each published day. Read once: each question asks for its price."""
+        total = _sum(" + ".join(ACCOUNT_COLUMNS[:6])).as_("gpu_us")
+        query = exp.select("start_ms", "end_ms", total).from_("days").where(self._own()).group_by("start_ms", "end_ms")
+        return [(row["start_ms"], row["end_ms"], int(row["gpu_us"] or 0)) for row in self._list(query)]
 
     # --- journal ------------------------------------------------------------------------------
 
