@@ -354,13 +354,14 @@ def test_every_format_states_the_same_amount_due(running: Running, form: str, te
 LISTED: Final[Mapping[str, tuple[str, ...] | None]] = {
     **dict.fromkeys(
         ("months", "proposals", "corrections", "adjustments", "prices", "gpus", "backups", "deliveries", "check",
-         "budgets"), ()
+         "budgets", "guarantees"), ()
     ),
     **dict.fromkeys(("usage", "cost", "jobs"), ("--start", MONTH, "--end", "2027-01-01")),
-    "report": (MONTH, "--format", "csv"), "credit": ("node-1", "--start", MONTH, "--end", "2026-12-02"),
+    "report": (MONTH, "--format", "csv"), "changes": (MONTH,),
+    "credit": ("node-1", "--start", MONTH, "--end", "2026-12-02"),
     **dict.fromkeys(
-        ("close", "reopen", "publish", "correct", "adjust", "reprice", "reconcile", "retire", "clock", "backup",
-         "restore", "serve", "token", "install", "fleet", "mcp"), None,
+        ("draft", "close", "reopen", "publish", "correct", "adjust", "reprice", "reconcile", "retire", "clock",
+         "backup", "restore", "serve", "token", "install", "fleet", "mcp"), None,
     ),
 }  # fmt: skip
 """The arguments with which a command lists something of the month; None: it does something else. The imports of
