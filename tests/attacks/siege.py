@@ -425,7 +425,12 @@ class Siege:
         return found[0]
 
     def _usage(self, start_ms: int, end_ms: int, by: str) -> dict[tuple[str, ...], dict[str, int]]:
-        lines = self._ask(f"/v1/usage?by={by}&start={start_ms}&end={end_ms}&where.cluster={CLUSTER}")["lines"]
+        question = f"/v1/usage?by={by}&start={start_ms}&end={end_ms}&where.cluster={CLUSTER}"
+        answer = self._ask(question)
+        lines = list(answer["lines"])
+        while answer["next_page"]:  # nodes that an import invents fill more than one page
+            answer = self._ask(f"{question}&page={answer['next_page']}")
+            lines += answer["lines"]
         return {
             tuple(line["key"].values()): line["accounts_gpu_us"] | {"energy_uj": line["energy_uj"]} for line in lines
         }
