@@ -5,9 +5,9 @@ view, on all its pages and with its columns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final, NamedTuple, get_args
+from typing import Annotated, Final, get_args
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
@@ -25,7 +25,7 @@ from accountant.ledger.usage import Where
 from accountant.reports import figure_formatting
 from accountant.web import month_and_decision_pages, page_queries, page_rows, saved_views
 from accountant.web.list_bar import Bar, ListOrder, ListParams, check_columns
-from accountant.web.list_files import FileCell, FileFormat, FileKind, ListRecords, list_file
+from accountant.web.list_files import FileFormat, ListField, ListRecords, list_file
 from accountant.web.page_queries import ListSpan
 from accountant.web.page_rows import paged
 from accountant.wire.option_types import JobKind, JobOrder, JobState
@@ -62,13 +62,7 @@ class JobListParams(ListParams):
 
 AskedJobs = Annotated[JobListParams, Query()]
 
-
-class JobField(NamedTuple):
-    """A column of a file."""
-
-    name: str
-    kind: FileKind
-    of: Callable[[Job], FileCell]
+JobField = ListField[Job]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +81,7 @@ def _names(name: str) -> JobField:
     return JobField(name, "text", lambda job: ", ".join(getattr(job, name)))
 
 
-_UNPRICED: Final = JobField("unpriced_gpu_hours", "hours", lambda job: gpu_hours(job.unpriced_gpu_us))
+_UNPRICED: Final[JobField] = JobField("unpriced_gpu_hours", "hours", lambda job: gpu_hours(job.unpriced_gpu_us))
 COLUMNS: Final[Mapping[JobOrder, JobColumn]] = {
     "cluster": JobColumn("Cluster"),
     "namespace": JobColumn("Namespace"),
@@ -222,7 +216,7 @@ def _file(
     bar = _bar(params, deps)
     where, span = _where(params, bar, deps, principal), ListSpan.of(params, deps)
     book = deps.book()
-    parts = [
+    parts: list[JobField] = [
         JobField("id", "text", lambda job: job.id), JobField("cluster", "text", lambda job: job.cluster),
         JobField("namespace", "text", lambda job: job.namespace), JobField("job", "text", lambda job: job.job),
     ]  # fmt: skip

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, Final, Literal
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from fastapi import Request, Response
 
@@ -22,6 +22,15 @@ FileKind = Literal["text", "hours", "money", "price", "float", "integer", "insta
 """hours, money: exact decimals. instant: epoch milliseconds."""
 FileCell = str | Decimal | float | int | None
 FileFormat = Literal["csv", "parquet"]
+Row = TypeVar("Row")
+
+
+class ListField(NamedTuple, Generic[Row]):
+    """A column of a file. of: its cell of a row of the list."""
+
+    name: str
+    kind: FileKind
+    of: Callable[[Row], FileCell]
 
 
 @dataclass(frozen=True, slots=True)

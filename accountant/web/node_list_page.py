@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
@@ -23,7 +23,7 @@ from accountant.reports.node_list import Machine, NodeChoice
 from accountant.web import month_and_decision_pages, page_queries, saved_views
 from accountant.web.job_list_page import month_steps, named, span_names
 from accountant.web.list_bar import Bar, ListOrder, ListParams, check_columns
-from accountant.web.list_files import FileCell, FileFormat, FileKind, ListRecords, list_file
+from accountant.web.list_files import FileFormat, ListField, ListRecords, list_file
 from accountant.web.page_queries import ListSpan
 from accountant.web.page_rows import paged
 from accountant.wire.option_types import NodeOrder
@@ -54,13 +54,7 @@ class NodeListParams(ListParams):
 
 AskedNodes = Annotated[NodeListParams, Query()]
 
-
-class NodeField(NamedTuple):
-    """A column of a file."""
-
-    name: str
-    kind: FileKind
-    of: Callable[[Machine], FileCell]
+NodeField = ListField[Machine]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +165,7 @@ def _file(
     bar = _checked(params, deps, principal)
     span = ListSpan.of(params, deps)
     nodes = node_list.chosen(page_queries.machines(deps, span, params.where).value, params.choice)
-    parts = [
+    parts: list[NodeField] = [
         NodeField("cluster", "text", lambda node: node.cluster), NodeField("node", "text", lambda node: node.name),
         NodeField("down_now", "text", lambda node: node.down),
     ]  # fmt: skip
