@@ -61,14 +61,20 @@ def timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
+def cpu_seconds(action: Callable[[], object]) -> float:
+    """Return the CPU seconds (user and system, all threads) of one call."""
+    begin = time.process_time()
+    action()
+    return time.process_time() - begin
+
+
 def median_cpu_seconds(action: Callable[[], object], runs: int = 31, warmup: int = 3) -> float:
     """Return the median CPU seconds (user and system) of `runs` calls, which other load hardly changes."""
     spent = []
     for run in range(warmup + runs):
-        begin = time.process_time()
-        action()
+        once = cpu_seconds(action)
         if run >= warmup:
-            spent.append(time.process_time() - begin)
+            spent.append(once)
     return statistics.median(spent)
 
 
