@@ -256,20 +256,19 @@ class Woken(Catalogue):
         super().replace(*args)
 
 
-def test_a_leader_that_wakes_inside_a_publication_writes_over_nothing_newer():
-    with published(publish=False) as known:
-        later = publisher(known)
+def test_a_leader_that_wakes_inside_a_publication_writes_over_nothing_newer(unpublished):
+    later = publisher(unpublished)
 
-        def another_leads() -> None:
-            later_record(known)
-            later.publish()
+    def another_leads() -> None:
+        later_record(unpublished)
+        later.publish()
 
-        woken = publisher(known, lambda: Woken(known, another_leads))
-        for _ in range(2):  # also not at its next time
-            with pytest.raises(LakeRefused):
-                woken.publish()
-        assert later.compare() == LakeComparison(1, ())
-        assert any(row["gpu"] == "gpu-late" for row in known.connect().read(tables.USAGE_HOURLY))
+    woken = publisher(unpublished, lambda: Woken(unpublished, another_leads))
+    for _ in range(2):  # also not at its next time
+        with pytest.raises(LakeRefused):
+            woken.publish()
+    assert later.compare() == LakeComparison(1, ())
+    assert any(row["gpu"] == "gpu-late" for row in unpublished.connect().read(tables.USAGE_HOURLY))
 
 
 def test_every_commit_names_its_ledger_its_term_and_its_publication(known):
@@ -379,31 +378,28 @@ def test_a_ledger_that_begins_later_than_its_lake_publishes_nothing(known):
         publisher(known).publish()
 
 
-def test_a_ledger_of_which_an_import_was_withdrawn_publishes_after_a_failure_too():
-    with published(publish=False) as known:
-        imported = HAND.row(
-            1, -24 * 60, -24 * 60 + 15, "gpu-old", gpu_model="H100", holder=Holder("slurm", "7", "", "7")
-        )
-        known.ledger.append(
-            [HAND.batch(imported, node="old", epoch=f"{import_prefix('slurm')}1")], known.clock.wall_ms()
-        )
-        publisher(known).publish()
-        span = ImportSpan(cluster="prod", source="slurm", start_ms=START_MS - 24 * HOUR, end_ms=START_MS)
-        known.ledger.withdraw_import(span, known.clock.wall_ms(), "ana", "wrong cluster")
+def test_a_ledger_of_which_an_import_was_withdrawn_publishes_after_a_failure_too(unpublished):
+    imported = HAND.row(1, -24 * 60, -24 * 60 + 15, "gpu-old", gpu_model="H100", holder=Holder("slurm", "7", "", "7"))
+    unpublished.ledger.append(
+        [HAND.batch(imported, node="old", epoch=f"{import_prefix('slurm')}1")], unpublished.clock.wall_ms()
+    )
+    publisher(unpublished).publish()
+    span = ImportSpan(cluster="prod", source="slurm", start_ms=START_MS - 24 * HOUR, end_ms=START_MS)
+    unpublished.ledger.withdraw_import(span, unpublished.clock.wall_ms(), "ana", "wrong cluster")
 
-        class Fails(Catalogue):
-            def replace(self, table: tables.LakeTable, *args: Any) -> None:
-                if table is tables.LEDGERS:
-                    raise LakeUnavailable("the store is away")
-                super().replace(table, *args)
+    class Fails(Catalogue):
+        def replace(self, table: tables.LakeTable, *args: Any) -> None:
+            if table is tables.LEDGERS:
+                raise LakeUnavailable("the store is away")
+            super().replace(table, *args)
 
-        good = known.connect()
-        known.clock.advance(HOUR)
-        with pytest.raises(LakeUnavailable, match="away"):
-            publisher(known, lambda: Fails(good._catalog, good.place, lake_of(known))).publish()
-        publisher(known).publish()
-        (row,) = known.connect().read(tables.LEDGERS)
-        assert row["first_ms"] == START_MS
+    good = unpublished.connect()
+    unpublished.clock.advance(HOUR)
+    with pytest.raises(LakeUnavailable, match="away"):
+        publisher(unpublished, lambda: Fails(good._catalog, good.place, lake_of(unpublished))).publish()
+    publisher(unpublished).publish()
+    (row,) = unpublished.connect().read(tables.LEDGERS)
+    assert row["first_ms"] == START_MS
 
 
 def test_a_restored_ledger_publishes_nothing_until_its_newest_records_were_sent_again(known, tmp_path):
@@ -465,12 +461,11 @@ def test_a_warehouse_that_is_not_mounted_becomes_no_new_lake(known, tmp_path):
     assert writer.compare() == LakeComparison(1, ())
 
 
-def test_the_first_publication_needs_a_folder_that_exists(tmp_path):
-    with published(publish=False) as known:
-        with pytest.raises(LakeRefused):
-            publisher(known, warehouse=str(tmp_path / "nowhere")).publish()
-        assert not (tmp_path / "nowhere").exists()
-        assert present(known.ledger).acts("lake") == []
+def test_the_first_publication_needs_a_folder_that_exists(unpublished, tmp_path):
+    with pytest.raises(LakeRefused):
+        publisher(unpublished, warehouse=str(tmp_path / "nowhere")).publish()
+    assert not (tmp_path / "nowhere").exists()
+    assert present(unpublished.ledger).acts("lake") == []
 
 
 def test_a_lake_that_was_lost_is_begun_again_only_by_a_person(known):

@@ -45,12 +45,6 @@ def kept_ended(tmp_path_factory: pytest.TempPathFactory) -> KeptLedger:
         return found.kept(tmp_path_factory.mktemp("kept") / "files")
 
 
-@pytest.fixture(scope="module")
-def kept_unpublished(tmp_path_factory: pytest.TempPathFactory) -> KeptLedger:
-    with published(publish=False) as found:
-        return found.kept(tmp_path_factory.mktemp("kept") / "files")
-
-
 @pytest.fixture
 def running(known: PublishedLedger) -> PublishedLedger:
     """A published ledger whose publisher has seen that nothing is to be written."""
@@ -61,13 +55,6 @@ def running(known: PublishedLedger) -> PublishedLedger:
 @pytest.fixture
 def ended(kept_ended: KeptLedger) -> Iterator[PublishedLedger]:
     with kept_ended.again() as found:
-        yield found
-
-
-@pytest.fixture
-def unpublished(kept_unpublished: KeptLedger) -> Iterator[PublishedLedger]:
-    """A ledger whose lake is still empty."""
-    with kept_unpublished.again() as found:
         yield found
 
 
@@ -376,20 +363,19 @@ def test_the_comparison_names_a_team_whose_charges_were_changed(ended):
     assert found.startswith(f"2026-09 {team}: ")
 
 
-def test_the_running_months_charges_are_written_once_a_day():
-    with published() as known:
+def test_the_running_months_charges_are_written_once_a_day(unpublished):
+    def versions() -> int:
+        return len(unpublished.connect().open(tables.FOCUS).snapshots())
 
-        def versions() -> int:
-            return len(known.connect().open(tables.FOCUS).snapshots())
-
-        first = versions()
-        assert first > 0
-        known.clock.advance(HOUR)
-        known.publisher.publish()
-        assert versions() == first
-        known.clock.advance(24 * HOUR)
-        known.publisher.publish()
-        assert versions() > first
+    unpublished.publisher.publish()
+    first = versions()
+    assert first > 0
+    unpublished.clock.advance(HOUR)
+    unpublished.publisher.publish()
+    assert versions() == first
+    unpublished.clock.advance(24 * HOUR)
+    unpublished.publisher.publish()
+    assert versions() > first
 
 
 def test_another_process_writes_a_closed_month_only_where_it_is_missing(ended):
