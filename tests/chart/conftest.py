@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import json
+import pickle
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -338,10 +338,15 @@ def refused(chart: helm_python.Chart, values: Values) -> str:
 
 
 def rendered_by(chart: helm_python.Chart, values: Values) -> Rendered:
-    texts = [text for path, text in sorted(files_of(chart, values).items()) if path.endswith(".yaml")]
-    # The loader in C: the dashboards are large, and there are many renderings.
-    loaded = (manifest for text in texts for manifest in yaml.load_all(text, yaml.CSafeLoader))
-    return Rendered(Manifest(manifest) for manifest in loaded if manifest)
+    files = sorted(files_of(chart, values).items())
+    return Rendered(
+        Manifest(manifest) for manifest in documents(text for path, text in files if path.endswith(".yaml"))
+    )
+
+
+def documents(texts: Iterable[str]) -> list[Any]:
+    """Parse YAML, without the empty documents, with the loader in C: dashboards are large, and are often rendered."""
+    return [one for text in texts for one in yaml.load_all(text, yaml.CSafeLoader) if one]
 
 
 def chart_of_charts(folder: Path, **more: str) -> Path:
@@ -367,13 +372,14 @@ def chart() -> helm_python.Chart:
 @pytest.fixture(scope="session")
 def render(chart: helm_python.Chart) -> Callable[[Values], Rendered]:
     """Return a function that renders the chart with values. Equal values are rendered once; each caller gets a copy."""
-    known: dict[str, Rendered] = {}
+    known: dict[str, bytes] = {}
 
     def rendered(values: Values) -> Rendered:
         key = json.dumps(values, sort_keys=True)
         if key not in known:
-            known[key] = rendered_by(chart, values)
-        return copy.deepcopy(known[key])
+            known[key] = pickle.dumps(rendered_by(chart, values))
+        found: Rendered = pickle.loads(known[key])
+        return found
 
     return rendered
 

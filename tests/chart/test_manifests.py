@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import re
 import shutil
@@ -16,7 +17,7 @@ import pytest
 import yaml
 
 from dashboards import __main__, prometheus_rules
-from tests.chart.conftest import FILES, Manifest, Rendered, Values, chart_of_charts, notes, rendered_by
+from tests.chart.conftest import FILES, Manifest, Rendered, Values, chart_of_charts, documents, notes, rendered_by
 
 GOLDEN = Path(__file__).parent / "golden"
 FOREIGN = {"SecurityContextConstraints", "Certificate", "HTTPRoute", "BackendTLSPolicy"}
@@ -109,7 +110,7 @@ def test_dashboards_carry_the_label_of_the_sidecar_each_in_a_map_of_its_own(rend
         assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
         assert board["metadata"]["annotations"]["grafana_folder"] == "gputally"
         ((name, text),) = board["data"].items()
-        assert yaml.safe_load(text)["uid"] == name.removesuffix(".json")
+        assert json.loads(text)["uid"] == name.removesuffix(".json")
         assert len(text) < 512 * 1024  # half of what a ConfigMap may have
     assert [m for m in render({"dashboards": {"enabled": False}}) if "dashboard" in m["metadata"]["name"]] == []
 
@@ -200,8 +201,10 @@ def test_the_rules_are_those_of_the_dashboards_and_may_be_tuned(with_operator: A
             each.get("alert", each.get("record")): each for group in rule["spec"]["groups"] for each in group["rules"]
         }
 
-    ours = yaml.safe_load(prometheus_rules.render_rules())["groups"]
-    assert rendered() == {each.get("alert", each.get("record")): each for group in ours for each in group["rules"]}
+    (ours,) = documents([prometheus_rules.render_rules()])
+    assert rendered() == {
+        each.get("alert", each.get("record")): each for group in ours["groups"] for each in group["rules"]
+    }
     tuned = rendered(
         runbooks="https://wiki.example/gpu",
         without=["GputallyStranded"],
@@ -225,7 +228,8 @@ def test_nobody_misses_here_what_is_installed_elsewhere(with_operator: Any) -> N
     }
     (rule,) = with_operator(values).of("PrometheusRule")
     there = [group["name"] for group in rule["spec"]["groups"]]
-    every = [group["name"] for group in yaml.safe_load(prometheus_rules.render_rules())["groups"]]
+    (ours,) = documents([prometheus_rules.render_rules()])
+    every = [group["name"] for group in ours["groups"]]
     assert there == [name for name in every if name not in ("gputally.ledger", "gputally.fairshare")]
 
 

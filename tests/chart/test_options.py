@@ -18,7 +18,7 @@ from fairshare.core.settings import ControllerSettings as FairshareSettings
 from fairshare.core.settings import load as fairshare_settings
 from gputally.__main__ import main
 from gputally.server.tokens_and_grants import Callers
-from tests.chart.conftest import COMPONENT, FILES, FLEET, Manifest, chart_of_charts, notes
+from tests.chart.conftest import COMPONENT, FILES, FLEET, Manifest, chart_of_charts, documents, notes
 
 
 def controller_settings(workload: Manifest) -> FairshareSettings:
@@ -533,7 +533,7 @@ def test_another_chart_installs_this_one_on_a_condition(tmp_path: Path, wanted: 
     folder = chart_of_charts(tmp_path / "platform", condition="gputally.enabled")
     files = helm_python.Chart.load(folder).render({"gputally": {"enabled": wanted}}, name="p", namespace="metering")
     texts = [text for path, text in files.items() if path.endswith(".yaml")]
-    kinds = {manifest["kind"] for text in texts for manifest in yaml.safe_load_all(text) if manifest}
+    kinds = {manifest["kind"] for manifest in documents(texts)}
     assert ("DaemonSet" in kinds) is wanted
 
 
@@ -541,7 +541,7 @@ def test_two_releases_share_no_folder_of_a_node(chart: helm_python.Chart) -> Non
     def spool(name: str, namespace: str) -> str:
         rendered = chart.render({}, name=name, namespace=namespace)
         texts = (text for path, text in rendered.items() if path.endswith("agent.yaml"))
-        (agent,) = (m for text in texts for m in yaml.safe_load_all(text) if m and m["kind"] == "DaemonSet")
+        (agent,) = (m for m in documents(texts) if m["kind"] == "DaemonSet")
         (volume,) = (v for v in agent["spec"]["template"]["spec"]["volumes"] if v["name"] == "spool")
         return str(volume["hostPath"]["path"])
 
