@@ -61,6 +61,16 @@ class GpuMachine(Protocol):
         """From now on, the source answers again."""
         ...
 
+    def withhold(self) -> frozenset[str]:
+        """From now on, the source answers that it does not have some of the values ("N/A") that it had of a device.
+        Returns their names in `DeviceReading`."""
+        ...
+
+    def restart(self, kept: float) -> None:
+        """The source starts again, and answers. Its counters go on from this part of their values: 0 if they begin
+        anew, more if it had saved them. Nothing happens to a source without counters."""
+        ...
+
 
 def values(device: DeviceReading) -> dict[tuple[str, str], int]:
     """The values of a device and of its parts that are known."""
@@ -172,6 +182,42 @@ class GpuReaderSuite:
             fell = [key for key, value in values(device).items() if key[1] in COUNTERS and value < known.get(key, 0)]
             began_again = device.counter_epoch != before[uuid].counter_epoch
             assert began_again or not fell, "counters that begin again have another counter_epoch"
+
+    def test_a_value_that_the_source_does_not_have_is_unknown(self, reader: GpuReader, machine: GpuMachine) -> None:
+        self.read(reader, machine)
+        before = self.read(reader, machine, 2 * SECOND_MS)
+        missing = machine.withhold()
+        had = {(uuid, key) for uuid, device in before.items() for key in values(device) if key[1] in missing}
+        assert had, "withhold a value that the source had"
+        self.told(reader, machine, PATIENCE_MS)
+        found = self.told(reader, machine, 2 * SECOND_MS)
+        told = {(device.gpu.uuid, key) for device in found.devices for key in values(device)}
+        assert had - told, "what the source does not have is Unavailable, and neither 0 nor an earlier value"
+
+    @pytest.mark.parametrize("kept", [0.0, 0.5, 0.99])
+    def test_counters_that_begin_again_take_no_time_away_and_add_none(
+        self, reader: GpuReader, machine: GpuMachine, kept: float
+    ) -> None:
+        self.read(reader, machine)
+        before = self.read(reader, machine, PATIENCE_MS)
+        machine.restart(kept)
+        epochs = []
+        for _ in range(3):
+            began_ms = machine.clock.wall_ms()
+            while (found := self.told(reader, machine, 2 * SECOND_MS)).failure:
+                assert machine.clock.wall_ms() - began_ms < PATIENCE_MS, "the source answers"
+            most_us = (machine.clock.wall_ms() - began_ms + 2 * SECOND_MS) * US_PER_MS
+            now = {device.gpu.uuid: device for device in found.devices}
+            for uuid, device in now.items():
+                earlier = values(before[uuid]) if device.counter_epoch == before[uuid].counter_epoch else {}
+                for key, value in values(device).items():
+                    if key[1] in COUNTERS and key in earlier:
+                        rise = value - earlier[key]
+                        assert rise >= 0, f"{uuid}: {key} fell, and has the same counter_epoch"
+                        assert key[1] not in TIMES or rise <= most_us, f"{uuid}: {key} counts twice"
+            epochs.append({uuid: device.counter_epoch for uuid, device in now.items()})
+            before = now
+        assert epochs[1] == epochs[2], "the counter_epoch changes when the counters begin again, and stays then"
 
     def test_a_source_may_be_missing_at_the_start(self, machine: GpuMachine) -> None:
         machine.fail()

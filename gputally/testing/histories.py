@@ -32,7 +32,7 @@ from msgspec import structs
 from accountant.__main__ import main
 from accountant.history_import.protocol import SEAM, HistoryPlugin
 from accountant.runtime.ingest import decode
-from agent.wire import Batch, PodFacts, UsageInterval
+from agent.wire import Batch, Gap, PodFacts, UsageInterval
 from gputally.base.plugins import usable
 from gputally.base.units import MS_PER_HOUR, US_PER_MS
 from gputally.base.untrusted_text import LONGEST_REFERENCE, is_name
@@ -74,7 +74,9 @@ USES = (
 )
 """Uses that every system can record. No node has more than four GPUs."""
 END_MS = START_MS + 4 * MS_PER_HOUR
-Write = Callable[[Sequence[Use]], Sequence[str]]
+Write = Callable[..., Sequence[str]]
+SILENT_MS = (START_MS + MS_PER_HOUR, START_MS + 2 * MS_PER_HOUR)
+"""When a meter that samples recorded nothing, if a test says so."""
 
 
 @dataclass
@@ -193,12 +195,15 @@ class HistorySuite:
 
     tolerance_ms: how far the other system's records may be off, at the start and at the end of a use.
     not_bookable: a number of GPUs in a record that cannot be booked: no number at all, or more than the node has.
-    records_use: whether the other system can record how busy GPUs were."""
+    records_use: whether the other system can record how busy GPUs were.
+    samples: whether a meter samples who holds GPUs, and may have been silent. Then `written` takes the span in which it
+        was, `silent_ms`, as second argument: (start, end), or None."""
 
     plugin: ClassVar[HistoryPlugin]
     tolerance_ms: ClassVar[int] = 0
     not_bookable: ClassVar[str] = "what"
     records_use: ClassVar[bool] = False
+    samples: ClassVar[bool] = False
 
     @pytest.fixture
     def written(self) -> Write:
@@ -339,6 +344,25 @@ class HistorySuite:
         assert held
         assert all(row.busy_us == row.allocated_us // 2 for row in held)
 
+    def test_nothing_counts_while_the_meter_was_silent(
+        self, written: Write, run: Callable[..., Told], books: FakeAccountant
+    ) -> None:
+        """Who held a GPU before and after may have held it meanwhile. Nothing shows that one was free, or how busy."""
+        if not self.samples:
+            return
+        busy = 50 if self.records_use else None
+        told = run(*written([replace(one, busy_percent=busy) for one in USES], SILENT_MS))
+        assert told.coverage < 1, "the silence lowers the coverage"
+        self._adds_up(books)
+        for node, row in books.booked:
+            if row.holder is None or row.busy_us is not None:
+                counted_ms = _within(row, SILENT_MS) - sum(_within(gap, SILENT_MS) for gap in row.gaps)
+                assert counted_ms <= 2 * self.tolerance_ms, f"{node}: {row} counts what nobody saw: end GpuLayout.known"
+        held, most = books.held_us(), Counter[str]()
+        for one in USES:
+            most[one.account] += int(one.gpus) * (one.end_ms - one.start_ms + 2 * self.tolerance_ms) * US_PER_MS
+        assert held <= most, "no hour is added"
+
     def _are_the_hours_of(self, uses: Sequence[Use], books: FakeAccountant, besides: str = "") -> None:
         found = books.held_us()
         found.pop(besides, None)
@@ -370,3 +394,8 @@ class HistorySuite:
             assert until.get(gpu, 0) <= start < end
             assert capacity_us <= (end - start) * US_PER_MS
             until[gpu] = end
+
+
+def _within(span: UsageInterval | Gap, outer: tuple[int, int]) -> int:
+    """Milliseconds of a row or a gap that lie in a span."""
+    return max(0, min(span.end_ms, outer[1]) - max(span.start_ms, outer[0]))

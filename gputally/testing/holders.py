@@ -78,6 +78,11 @@ class Site(Protocol):
         """From now on, the source answers again."""
         ...
 
+    def damage(self, held: Held) -> bool:
+        """From now on, what says who holds this device cannot be read, such as its file or its entry; the rest of the
+        source can. Returns False if the source has no such parts."""
+        ...
+
 
 def held(found: Holdings) -> set[Held]:
     """Who holds what. The source knows it."""
@@ -177,6 +182,25 @@ class HolderSuite(_Manifest):
         why = found.allocations.reason if isinstance(found.allocations, Unavailable) else found.fault
         assert why, "say why: what is not known is not free"
         assert sure(found) == frozenset()
+
+    def test_a_device_of_which_nothing_can_be_read_is_not_free(self, source: HolderSource, site: Site) -> None:
+        given = [site.give(*device) for device in self.devices()]
+        self.look(source, site)
+        if not site.damage(given[0]):
+            return
+        self._does_not_know(given[0][0], source, site)
+        try:
+            later = self.open(site)
+        except (AgentError, FileFault):
+            return
+        self._does_not_know(given[0][0], later, site)
+        later.close()
+
+    def _does_not_know(self, gpu_uuid: str, source: HolderSource, site: Site) -> None:
+        self.look(source, site, PATIENCE_MS)
+        found = self.look(source, site)
+        assert gpu_uuid not in sure(found), "its holders are unknown, even if nothing else is"
+        assert found.fault or isinstance(found.allocations, Unavailable), "say what cannot be read"
 
     def test_it_tells_on_when_the_source_answers_again(self, source: HolderSource, site: Site) -> None:
         site.fail()

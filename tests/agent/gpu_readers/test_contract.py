@@ -46,6 +46,14 @@ class Driver:
     def mend(self) -> None:
         self._fake.tell("initerr 0")
 
+    def withhold(self) -> frozenset[str]:
+        self._fake.tell("fail nvmlDeviceGetPowerUsage 3", "fail nvmlDeviceGetFieldValues 3")
+        return frozenset({"power_mw"})
+
+    def restart(self, kept: float) -> None:
+        """Load another driver, whose counters begin at 0."""
+        self._fake.tell("reload")
+
 
 class TestNvml(GpuReaderSuite):
     plugin = nvml.READER

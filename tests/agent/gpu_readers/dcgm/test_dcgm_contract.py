@@ -27,12 +27,14 @@ class ExporterPage:
         self.clock = VirtualClock(START_MS)
         self.exporter = Exporter(self.page, self.clock)
         self._answers = True
+        self._sm_active = "0.25"
 
     def page(self) -> str:
         if not self._answers:
             raise ConnectionRefusedError("refused")
         return (
-            'DCGM_FI_PROF_SM_ACTIVE{UUID="GPU-a"} 0.25\nDCGM_FI_PROF_GR_ENGINE_ACTIVE{UUID="GPU-m",GPU_I_ID="1"} 0.5\n'
+            f'DCGM_FI_PROF_SM_ACTIVE{{UUID="GPU-a"}} {self._sm_active}\n'
+            'DCGM_FI_PROF_GR_ENGINE_ACTIVE{UUID="GPU-m",GPU_I_ID="1"} 0.5\n'
         )
 
     def advance(self, milliseconds: int) -> None:
@@ -45,6 +47,13 @@ class ExporterPage:
 
     def mend(self) -> None:
         self._answers = True
+
+    def withhold(self) -> frozenset[str]:
+        self._sm_active = "9223372036854775792"  # what DCGM writes for "not supported"
+        return frozenset({"sm_active_us"})
+
+    def restart(self, kept: float) -> None:
+        """Nothing: it tells how busy the devices are, and counts nothing."""
 
 
 class TestDcgm(GpuReaderSuite):

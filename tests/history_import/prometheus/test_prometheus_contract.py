@@ -1,45 +1,21 @@
-"""Our own histories pass the suite that every history passes."""
+"""The history of Prometheus passes the suite of histories."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
 
 from accountant.histories.prometheus import command as prometheus
-from accountant.histories.slurm import command as slurm
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 from gputally.testing.histories import END_MS, START_MS, HistorySuite, Use
 from gputally.testing.http_server import Handler, listening
 
-
-class TestSlurm(HistorySuite):
-    plugin = slurm.HISTORY
-    not_bookable = "5000"
-
-    @pytest.fixture
-    def written(self, tmp_path: Path) -> Callable[[Sequence[Use]], list[str]]:
-        def write(uses: Sequence[Use]) -> list[str]:
-            file = tmp_path / "sacct.json"
-            file.write_text(json.dumps({"jobs": [_record(one) for one in uses]}))
-            return [str(file)]
-
-        return write
-
-
-def _record(one: Use) -> dict[str, Any]:
-    count = int(one.gpus) if re.fullmatch(r"-?\d{1,12}", one.gpus) else one.gpus
-    return {
-        "job_id": one.number, "name": one.text, "account": one.account, "user": one.text, "nodes": one.node,
-        "partition": one.text, "state": {"current": ["COMPLETED"]},
-        "time": {"start": one.start_ms // MS_PER_SECOND, "end": one.end_ms // MS_PER_SECOND},
-        "tres": {"allocated": [{"type": "gres", "name": "gpu", "count": count}]},
-    }  # fmt: skip
+Span = tuple[int, int]
 
 
 class TestPrometheus(HistorySuite):
@@ -47,21 +23,24 @@ class TestPrometheus(HistorySuite):
     tolerance_ms = 2 * MS_PER_MINUTE
     not_bookable = "512"
     records_use = True
+    samples = True
 
     @pytest.fixture
-    def written(self) -> Iterator[Callable[[Sequence[Use]], list[str]]]:
+    def written(self) -> Iterator[Callable[..., list[str]]]:
         uses: list[Use] = []
+        silent: list[Span] = []
 
         class _Server(Handler):
             def do_POST(self) -> None:
                 form = {name: texts[0] for name, texts in parse_qs(self.content().decode()).items()}
-                answer = {"status": "success", "data": {"resultType": "vector", "result": _answer(form, uses)}}
+                answer = {"status": "success", "data": {"resultType": "vector", "result": _answer(form, uses, silent)}}
                 self.say(200, json.dumps(answer).encode())
 
         with listening(_Server) as url:
 
-            def write(given: Sequence[Use]) -> list[str]:
+            def write(given: Sequence[Use], silent_ms: Span | None = None) -> list[str]:
                 uses[:] = given
+                silent[:] = [silent_ms] if silent_ms is not None else []
                 return [url, f"--start={START_MS}", f"--end={END_MS}", "--label=team"]
 
             yield write
@@ -71,7 +50,7 @@ _GPUS = 4
 _WINDOW_MS = 2 * MS_PER_MINUTE
 
 
-def _answer(form: Mapping[str, str], uses: Sequence[Use]) -> list[dict[str, Any]]:
+def _answer(form: Mapping[str, str], uses: Sequence[Use], silent: Sequence[Span]) -> list[dict[str, Any]]:
     """The result of a query of the importer, as from a scrape every minute of nodes with four GPUs."""
     query = form["query"]
     measured = any(one.busy_percent is not None for one in uses)
@@ -95,7 +74,7 @@ def _answer(form: Mapping[str, str], uses: Sequence[Use]) -> list[dict[str, Any]
     start, end, step = (round(float(form[key]) * MS_PER_SECOND) for key in ("start", "end", "step"))
     times = range(start, end + 1, step)
     return [
-        {"metric": labels, "values": [[at // MS_PER_SECOND, value] for at in times if _seen(at, span)]}
+        {"metric": labels, "values": [[at // MS_PER_SECOND, value] for at in times if _seen(at, span, silent)]}
         for labels, value, span in found
     ]
 
@@ -104,11 +83,14 @@ def _value(labels: Mapping[str, str], value: str) -> dict[str, Any]:
     return {"metric": labels, "value": [END_MS // MS_PER_SECOND, value]}
 
 
-def _seen(at_ms: int, span: tuple[int, int]) -> bool:
+def _seen(at_ms: int, span: Span, silent: Sequence[Span]) -> bool:
     """Whether a sample of this span lies in the window that ends at an instant."""
     last = at_ms // MS_PER_MINUTE * MS_PER_MINUTE
     return any(
-        at_ms - _WINDOW_MS < sample <= at_ms and span[0] <= sample < span[1] for sample in (last, last - MS_PER_MINUTE)
+        at_ms - _WINDOW_MS < sample <= at_ms
+        and span[0] <= sample < span[1]
+        and not any(start <= sample < end for start, end in silent)
+        for sample in (last, last - MS_PER_MINUTE)
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from accountant.histories.slurm.job_records import OF_HISTORY
 from gputally.base.untrusted_text import is_name
-from tests.history_import.slurm_files import COLUMNS, HOUR_S, START_S, imported, record, sacct
+from tests.history_import.slurm.slurm_files import COLUMNS, HOUR_S, START_S, imported, record, sacct
 from tests.hypothesis_examples import examples
 from tests.shared_files import shared
 
