@@ -28,6 +28,7 @@ import jwt
 import msgspec
 from fastapi.dependencies.utils import get_flat_params
 
+from accountant.exports.protocol import exports
 from agent.wire import Batch, Gap, Holder, Slice, UsageInterval
 from tests.attacks.edges import edges_of, mutations
 from tests.attacks.valid_requests import BODIES, READS, WRITES, address, sent
@@ -255,7 +256,7 @@ class Lead(Attacker):
                 "/v1/cost?by=namespace,user&", "/v1/waits?", "/v1/windows?", "/jobs?")  # fmt: skip
 
     def _document(self) -> str:
-        form = self.chance.choice(("pdf", "pdf", "xlsx", "html", "csv", "parquet", "focus"))
+        form = self.chance.choice(("pdf", *exports()))
         month = f"month=2026-{self.chance.choice(('01', '10', '11'))}&team=vision"
         return self.chance.choice((f"/v1/report?{month}&format={form}", f"/v1/statement?{month}"))
 

@@ -16,11 +16,9 @@ ENDINGS = {name: export.suffix for name, export in exports().items()}
     ("name", "asked", "form"),
     [
         *((f"october.{ending}", asked, form) for form, ending in ENDINGS.items() for asked in (None, form)),
-        ("OCTOBER.PDF", None, "pdf"),
-        ("october.csv", "focus-1.2", "focus-1.2"),
-        ("october.zip", None, "focus"),
+        *((f"OCTOBER.{ending}".upper(), None, form) for form, ending in ENDINGS.items()),
         ("october", None, "html"),
-        ("october", "xlsx", "xlsx"),
+        *(("october", form, form) for form in ENDINGS),
         ("october.bak", "csv", "csv"),
     ],
 )

@@ -14,7 +14,6 @@ import pytest
 
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import instant
-from accountant.histories.slurm.job_records import offers
 from fairshare.core.gpu_demand import read_pod
 from fairshare.schedulers.kueue.adapter import CONFIGURATION_KEY, Configuration, read_configuration
 from fairshare.web.form_fields import Field
@@ -114,8 +113,6 @@ READERS: list[tuple[Callable[[str], Any], str, Any]] = [
     (_duration, "1h30m", 5_400),
     (_instant, "T" * LONG, None),
     (_instant, "2026-10-01T09:00:00 02:00", 1_790_838_000_000),
-    (lambda text: offers(text)[0], "n1|" + "(" * LONG, {}),
-    (lambda text: offers(text)[0]["n1"].types, "n1|gpu:a100:8(S:0-1),gpu:h100:2(S:1)", {"a100": 8, "h100": 2}),
 ]
 
 

@@ -15,6 +15,7 @@ from gputally.base.clock import SystemClock, VirtualClock
 from gputally.base.errors import without_password
 from gputally.base.yaml_file import FileFault, convert, parse, read
 from gputally.kubernetes.pod_queue_labels import queue_ref
+from tests.plugin_cases import plugin_cases
 
 
 @pytest.mark.parametrize(("text", "shown"), [
@@ -188,7 +189,8 @@ def test_a_text_longer_than_its_caller_allows_is_not_parsed() -> None:
         parse("a: [" * 10, "c.yaml", 10)
 
 
-KAI, RUNAI, VOLCANO, SLURM = "kai-scheduler", "runai-scheduler", "volcano", "slurm-bridge-scheduler"
+CASES = {cases.PLACES[0]: cases.QUEUE_REFS for cases in plugin_cases("fairshare").values()}
+KAI, RUNAI, SLURM = "kai-scheduler", "runai-scheduler", "slurm-bridge-scheduler"
 
 
 @pytest.mark.parametrize(("scheduler", "labels", "annotations", "ref"), [
@@ -197,15 +199,14 @@ KAI, RUNAI, VOLCANO, SLURM = "kai-scheduler", "runai-scheduler", "volcano", "slu
     (RUNAI, {"runai/queue": "vision"}, {}, "kai:vision"),
     (KAI, {"kai.scheduler/queue": "new", "runai/queue": "old"}, {}, "kai:new"),
     (KAI, {"kai.scheduler/queue": ""}, {}, ""),
-    (KAI, {"volcano.sh/queue-name": "q"}, {}, ""),
-    (VOLCANO, {"volcano.sh/queue-name": "q"}, {}, "volcano:q"),
-    (VOLCANO, {}, {"scheduling.volcano.sh/queue-name": "q"}, "volcano:q"),
+    *((scheduler, *each) for scheduler, refs in CASES.items() for each in refs),
+    *((other, *each[:2], "") for other in ("default-scheduler", KAI, "") for refs in CASES.values() for each in refs),
     (SLURM, {}, {"slinky.slurm.net/slurm-account": "physics"}, "slurm:physics"),
     (SLURM, {}, {"slurmjob.slinky.slurm.net/account": "physics"}, "slurm:physics"),
     *((other, {key: "q"}, {}, "") for other in ("default-scheduler", "") for key in (
-        "kai.scheduler/queue", "runai/queue", "volcano.sh/queue-name", "slinky.slurm.net/slurm-account")),
+        "kai.scheduler/queue", "runai/queue", "slinky.slurm.net/slurm-account")),
     *((other, {}, {key: "q"}, "") for other in ("default-scheduler", KAI) for key in (
-        "scheduling.volcano.sh/queue-name", "slinky.slurm.net/slurm-account", "slurmjob.slinky.slurm.net/account")),
+        "slinky.slurm.net/slurm-account", "slurmjob.slinky.slurm.net/account")),
     ("default-scheduler", {"kueue.x-k8s.io/queue-name": "a"}, {}, "kueue:ns/a"),
     (KAI, {"kueue.x-k8s.io/queue-name": "a", "kai.scheduler/queue": "b"}, {}, "kueue:ns/a"),
     ("default-scheduler", {}, {"kueue.x-k8s.io/queue-name": "a"}, ""),

@@ -17,7 +17,6 @@ from fairshare.core import scheduler_queue_objects
 from fairshare.core.queues_and_weights import ConditionReason
 from fairshare.schedulers.kai.kinds import QUEUE
 from fairshare.schedulers.kueue.kinds import WORKLOADS
-from fairshare.schedulers.runai.adapter import effective as runai_effective
 from fairshare.targets.installed import adapters
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import ClusterRefused, ClusterUnavailable, NotFound
@@ -209,15 +208,6 @@ def test_the_objects_of_a_scheduler_bring_a_reason_about_and_make_it_go(
     cluster = either_of(case.right if mended else case.wrong)
     found = conditions_of(controller_of(policy, cluster).cycle())[f"{target}.{kind}"]
     assert (found == (status, reason)) is not mended, found
-
-
-@pytest.mark.parametrize(
-    ("enabled", "wanted"), [(True, ("False", "HistoryCountedTwice")), (False, ("Unknown", "SettingNotSeen"))]
-)
-def test_run_ai_tells_of_its_own_history_and_not_of_its_setting(enabled: bool, wanted: tuple[str, str]) -> None:
-    pool = {"metadata": {"name": "default"}, "spec": {"timeBasedFairShare": {"enabled": enabled}}}
-    told = runai_effective([pool], {"default"})
-    assert (told.status, told.reason) == wanted
 
 
 def test_the_kube_scheduler_is_heard_by_the_extender_alone(clock: VirtualClock, controller_of: Make) -> None:

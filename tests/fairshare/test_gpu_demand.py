@@ -29,7 +29,9 @@ from gputally.kubernetes.mig_parts import NO_NODES
 from gputally.kubernetes.objects import GPU, PRIORITY_CLASS, gpus, gpus_of_nodes
 from tests.fairshare.builders import node_object, object_of, pod_group, policy_of, queue_object
 from tests.fairshare.conftest import Make
+from tests.plugin_cases import plugin_cases
 
+CASES = tuple(plugin_cases("fairshare").values())
 KAI = "kai-scheduler"
 SHARES = SCHEDULER.shares
 assert SHARES is not None
@@ -109,18 +111,11 @@ def test_a_part_takes_nothing_off_whole_gpus() -> None:
     assert (found.gpus, found.shares) == (2, False)
 
 
-@pytest.mark.parametrize(("scheduler", "protected"), [("volcano", True), ("kai-scheduler", False), ("", False)])
-def test_what_volcano_may_not_preempt_is_said_of_pods_that_volcano_places(scheduler: str, protected: bool) -> None:
-    marked = _read(scheduler=scheduler, annotations={"volcano.sh/preemptable": "false"})
-    assert marked.disruptable is not protected
-
-
-BOUND = {"scheduler": "volcano", "node": "n1", "uid": "u", "labels": {QUEUE_LABEL: "own", GANG_LABEL: "g"}}
+BOUND = {"node": "n1", "uid": "u", "labels": {QUEUE_LABEL: "own", GANG_LABEL: "g"}}
 LATER: tuple[dict[str, Any], ...] = (
     {"labels": {QUEUE_LABEL: "other", GANG_LABEL: "g"}},
     {"labels": {QUEUE_LABEL: "own", GANG_LABEL: "large"}},
     {"annotations": {"scheduling.k8s.io/group-name": "large", CHECKPOINT: "2026-10-01T01:00:00Z"}},
-    {"annotations": {"volcano.sh/preemptable": "false", CHECKPOINT: "2026-10-01T01:00:00Z"}},
     {"annotations": {CHECKPOINT: "2026-10-01T00:00:00Z"}},
     {"annotations": {CHECKPOINT: "2027-10-01T00:00:00Z"}},
     {"annotations": {}},
@@ -149,7 +144,7 @@ def test_a_running_pod_keeps_the_part_of_a_gpu_that_it_was_bound_with(later: dic
 
 def test_a_running_pod_may_give_protection_up() -> None:
     read = PodReducer(VirtualClock(1_790_820_000_000))
-    read(_pod(**BOUND, annotations={"volcano.sh/preemptable": "false", CHECKPOINT: "2026-10-01T01:00:00Z"}))
+    read(_pod(**BOUND, annotations={CHECKPOINT: "2026-10-01T01:00:00Z"}))
     saved = {CHECKPOINT: "2026-10-01T01:30:00Z"}
     later = read(_pod(**{**BOUND, "labels": {**BOUND["labels"], SPOT_LABEL: "true"}}, annotations=saved))
     assert (later.spot, later.disruptable, later.checkpoint_ms) == (True, True, 1_790_818_200_000)
@@ -177,7 +172,6 @@ def test_a_pod_knows_its_queue_its_gang_and_its_clock() -> None:
     assert (pod.ref, pod.gang, pod.held) == ("kai:vision", "PodGroup/ns/pg", True)
     assert (pod.created_ms, pod.checkpoint_ms) == (1_790_812_800_000, 1_790_816_400_000)
     assert _read(labels={"kueue.x-k8s.io/queue-name": "lq"}).ref == "kueue:ns/lq"
-    assert _read(annotations={"scheduling.volcano.sh/queue-name": "v"}, scheduler="volcano").ref == "volcano:v"
     assert not _read(node="n1", deletionTimestamp="2026-10-01T00:00:00Z").held
 
 
@@ -186,7 +180,7 @@ def test_a_pod_knows_its_queue_its_gang_and_its_clock() -> None:
     [
         ("kai-scheduler", "kai:vision", "PodGroup/ns/k"),
         ("runai-scheduler", "kai:vision", "PodGroup/ns/k"),
-        ("volcano", "volcano:v", "PodGroup/ns/v"),
+        *(cases.PLACES for cases in CASES),
         ("default-scheduler", "policy:own", "Gang/ns/g"),
         ("", "policy:own", "Gang/ns/g"),
     ],
@@ -194,9 +188,9 @@ def test_a_pod_knows_its_queue_its_gang_and_its_clock() -> None:
 def test_a_queue_and_a_gang_count_only_where_their_scheduler_places(scheduler: str, ref: str, gang: str) -> None:
     """Otherwise a pod could use the share, or inflate the gang, of any other queue."""
     labels = {"kai.scheduler/queue": "vision", QUEUE_LABEL: "own", GANG_LABEL: "g"}
-    annotations = {
-        "pod-group-name": "k", "scheduling.k8s.io/group-name": "v", "scheduling.volcano.sh/queue-name": "v",
-    }  # fmt: skip
+    annotations = {"pod-group-name": "k"}
+    for cases in CASES:
+        annotations |= cases.MARKS
     pod = _read(labels=labels, annotations=annotations, scheduler=scheduler)
     assert (pod.ref, pod.gang) == (ref, gang)
 
@@ -242,7 +236,7 @@ def test_pods_of_a_group_of_the_kube_scheduler_start_together() -> None:
     pods = [read(f"p{i}", "default-scheduler") for i in range(2)]
     (gang,) = gangs_by_label(policy_of([{"name": "a"}]), pods)
     assert (gang.name, gang.requested, gang.minimum) == ("train", 4, 4)
-    assert {read("q", scheduler).gang for scheduler in ("kai-scheduler", "volcano")} == {""}
+    assert {read("q", scheduler).gang for scheduler in ("kai-scheduler", *(c.PLACES[0] for c in CASES))} == {""}
 
 
 def test_a_terminating_pod_asks_for_nothing() -> None:

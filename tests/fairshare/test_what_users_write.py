@@ -21,7 +21,9 @@ from gputally.kubernetes.objects import GPU, POD, Object
 from tests.fairshare.builders import object_of, pod_group, pod_object, policy_of, queue_object
 from tests.fairshare.conftest import NOW_MS
 from tests.fairshare.scheduler_kinds import KINDS
+from tests.plugin_cases import plugin_cases
 
+SCHEDULERS = tuple(plugin_cases("fairshare").values())
 OTHERS = "other-namespace"
 
 
@@ -35,7 +37,7 @@ def _pod(scheduler: str = "default-scheduler", **metadata: Any) -> Pod:
 
 def test_a_gang_of_another_namespace_is_joined_by_no_label_and_no_annotation() -> None:
     group = {"scheduling.k8s.io/group-name": f"{OTHERS}/g", "pod-group-name": f"{OTHERS}/g"}
-    for scheduler in ("default-scheduler", "kai-scheduler", "volcano"):
+    for scheduler in ("default-scheduler", "kai-scheduler", *(cases.PLACES[0] for cases in SCHEDULERS)):
         for metadata in (
             {"labels": {GANG_LABEL: f"{OTHERS}/g"}},
             {"annotations": group | {"kueue.x-k8s.io/workload": f"{OTHERS}/w"}},
@@ -129,8 +131,9 @@ def test_an_intent_that_a_user_wrote_concerns_only_the_object_that_has_it() -> N
 
 def test_hints_about_preemption_concern_the_pod_that_has_them() -> None:
     assert _pod(labels={SPOT_LABEL: "true"}).spot
-    assert _pod("kai-scheduler", annotations={"volcano.sh/preemptable": "false"}).disruptable
-    assert not _pod("volcano", annotations={"volcano.sh/preemptable": "false"}).disruptable
+    for cases in SCHEDULERS:
+        assert _pod("kai-scheduler", annotations=cases.PROTECTED).disruptable
+        assert not _pod(cases.PLACES[0], annotations=cases.PROTECTED).disruptable
     never, other = pod_object("never", annotations={OPT_OUT: "never"}), pod_object("other")
     check = EvictionCheck(MemoryCluster(KINDS, [never, other]))
     refusals = {name: check.refusal(_victim(obj)) for name, obj in (("never", never), ("other", other))}

@@ -23,8 +23,10 @@ from accountant.__main__ import app
 from accountant.cli.job_tables import jobs_named, jobs_table
 from accountant.cli.report_command import before
 from accountant.composition import Service
+from accountant.exports.protocol import exports
 from accountant.wire.usage_cost_and_job_models import Accounts, Job, JobsAnswer
 from gputally.base.terminal import draw
+from tests.exports.format_cases import cases_of
 from tests.http.conftest import HOUR_US, TOKENS, pod_minutes, settings_in, token_list
 from tests.price_books import price_book_text
 from tests.usage_records import running_accountant
@@ -87,9 +89,8 @@ def test_check_and_report_on_a_stopped_ledger(stopped, run_command):
 
 @pytest.mark.parametrize(
     ("name", "begins"),
-    [("x.html", b"<!doctype html>"), ("x.xlsx", b"PK"), ("x.csv", b"record,"), ("x.parquet", b"PAR1"), ("x.json", b"{"),
-     ("x.zip", b"PK"), ("x.focus-1.2.csv", b"AvailabilityZone,")],
-)  # fmt: skip
+    [(f"x.{exports()[form].suffix}", begins) for form, begins in cases_of("BEGINS").items() if form != "pdf"],
+)
 def test_the_name_of_a_file_is_the_format_of_the_report(stopped, run_command, name, begins):
     asked = ("report", "2026-11", "--db", stopped / "data" / "ledger.duckdb", "--prices", stopped / "prices.yaml")
     assert run_command(*asked, "--to", stopped / name)[0] == 0

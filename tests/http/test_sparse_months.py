@@ -8,16 +8,14 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow.parquet as pq
 import pytest
-from openpyxl import load_workbook
 from starlette.testclient import TestClient
 
 from accountant.__main__ import COMMANDS
@@ -29,7 +27,6 @@ from accountant.core.periods import Month
 from accountant.core.settings import Lake
 from accountant.exports.protocol import exports
 from accountant.exports.rendering_process import written
-from accountant.exports.zip_archive import unpack
 from accountant.fleet import fleet_routes
 from accountant.fleet.fleet_ledgers import Fleet
 from accountant.fleet.fleet_server import FleetService
@@ -56,6 +53,7 @@ from gputally.base.units import MS_PER_DAY
 from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
 from gputally.server.https_server import serve
 from gputally.testing.http_receiver import http_receiver
+from tests.exports.format_cases import cases_of
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.fairshare.web.controller_pages import quick, sample
 from tests.fakes.mailserver import mail_server
@@ -290,52 +288,7 @@ def rows_of(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def by_html(content: bytes) -> Decimal | None:
-    """The amount due in all, which the page states if anything is due beside the month's own time."""
-    found = re.search(r"Due in all</th><td[^>]*>(?:<a [^>]*>)?([^<]+)", content.decode())
-    return Decimal(found[1].replace("\N{MINUS SIGN}", "-").replace(",", "")) if found else None
-
-
-def by_csv(content: bytes) -> Decimal | None:
-    costs = {row["record"]: row["cost"] for row in rows_of(content.decode()) if row["record"].endswith(" total")}
-    text = costs.get("due total", costs.get("payable total"))
-    return None if text is None else Decimal(text)
-
-
-def by_xlsx(content: bytes) -> Decimal | None:
-    head, values = load_workbook(io.BytesIO(content))["Summary"].iter_rows(values_only=True)
-    due = dict(zip(head, values, strict=True)).get("due EUR")
-    return None if due is None else Decimal(str(due))
-
-
-def by_parquet(content: bytes) -> Decimal | None:
-    rows = pq.read_table(io.BytesIO(content)).to_pylist()
-    owed = [row["cost"] for row in rows if row["record"] == "due"]
-    return exact_sum(owed or [row["cost"] for row in rows if row["record"] == "payable"])
-
-
-def by_json(content: bytes) -> Decimal | None:
-    due = json.loads(content)["summary"]["due"]
-    return None if due is None else Decimal(due)
-
-
-def by_focus(content: bytes) -> Decimal | None:
-    return exact_sum(Decimal(row["BilledCost"]) for row in rows_of(content.decode()))
-
-
-def by_bundle(content: bytes) -> Decimal | None:
-    return by_focus(unpack(content)["cost_and_usage.csv"])
-
-
-def by_pdf(content: bytes) -> None:
-    assert content.startswith(b"%PDF-")
-
-
-DUE: Final[Mapping[str, Callable[[bytes], Decimal | None]]] = {
-    "html": by_html, "pdf": by_pdf, "csv": by_csv, "xlsx": by_xlsx, "parquet": by_parquet, "json": by_json,
-    "focus": by_bundle, "focus-1.2": by_focus,
-}  # fmt: skip
-"""How the amount due is read from each format; None if the format does not state it for this month."""
+DUE = cases_of("DUE")
 
 
 def test_every_format_has_a_row() -> None:

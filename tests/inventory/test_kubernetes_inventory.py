@@ -25,6 +25,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.errors import ClusterRefused, ClusterUnavailable, VersionGone
 from gputally.kubernetes.list_watch import PAGE, PAUSE_SECONDS, NamedObject, Reflector
 from tests.inventory.memory_api_server import PATHS, UNREACHABLE, FakeApi, node, owner, pod
+from tests.plugin_cases import plugin_cases
 
 CREATED = 1_790_812_800_000  # 2026-10-01T00:00:00Z
 
@@ -380,17 +381,17 @@ def refs(inventory: ClusterInventory, clock: VirtualClock) -> dict[str, str]:
 def test_a_pod_group_says_more_than_a_label(api, inventory, clock):
     """The scheduler uses it; on a pod of another scheduler it means nothing."""
     api.put("KaiGroup", thing("g", {"queue": "research"}))
-    api.put("VolcanoGroup", thing("v", {"queue": "batch"}))
-    grouped, older = {"pod-group-name": "g"}, {"scheduling.k8s.io/group-name": "v"}
+    grouped, others = {"pod-group-name": "g"}, {}
+    for name, cases in plugin_cases("fairshare").items():
+        kind, group, annotations, others[name] = cases.GROUP
+        api.put(kind, thing(group, {"queue": "batch"}))
+        api.put("Pod", pod(name, scheduler=cases.PLACES[0], annotations=annotations))
     api.put("Pod", pod("a", scheduler="kai-scheduler", annotations=grouped))
     api.put("Pod", pod("b", scheduler="kai-scheduler", annotations=grouped, labels={"kai.scheduler/queue": "mine"}))
     api.put("Pod", pod("c", annotations=grouped))
-    api.put("Pod", pod("d", scheduler="volcano", annotations=older))
     api.put("Pod", pod("e", "other", scheduler="kai-scheduler", annotations=grouped))
     inventory.sync()
-    assert refs(inventory, clock) == {
-        "a": "kai:research", "b": "kai:research", "c": "", "d": "volcano:batch", "e": "",
-    }  # fmt: skip
+    assert refs(inventory, clock) == {"a": "kai:research", "b": "kai:research", "c": "", "e": "", **others}
 
 
 def test_a_group_made_after_its_pod(api, inventory, clock):

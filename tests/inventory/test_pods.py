@@ -14,6 +14,9 @@ from accountant.ledger.protocols import Facts, NamespaceFacts
 from accountant.wire.policy_models import UNASSIGNED, Policy
 from agent.wire import Batch, Owner, PodFacts
 from tests.moments import present
+from tests.plugin_cases import plugin_cases
+
+SCHEDULERS = plugin_cases("fairshare").values()
 
 
 def chain(named: str) -> tuple[Owner, ...]:
@@ -89,7 +92,7 @@ def test_the_job_of_a_pod(case):
     assert job(chain(owners), labels) == expected
 
 
-@pytest.mark.parametrize("key", ["pod-group-name", "scheduling.k8s.io/group-name"])
+@pytest.mark.parametrize("key", ["pod-group-name", *(key for one in SCHEDULERS for key in one.GROUP[2])])
 def test_pods_without_an_owner_may_be_tied_by_a_group(key):
     assert job((), {}, {key: "pg"}) == "PodGroup/pg"
     assert job(chain("Job/j"), {}, {key: "pg"}) == "Job/j"

@@ -14,6 +14,7 @@ from accountant.prices.price_book import PriceBook
 from accountant.reports.report_builder import MonthBooks, Report, build
 from accountant.wire.policy_models import Policy
 from agent.wire import PodFacts
+from gputally.base.money import exact_sum
 from tests.billing.usage_rows import HOUR_MS, SAMPLE_PRICES, TEAMS, at, busy_month, held, price_book, unheld
 from tests.fakes.list_ledger import ListLedger, Row
 
@@ -102,6 +103,12 @@ def october(*rows: Row, **options: Any) -> Report:
 def report(team: str | None = None, end_ms: int = END_MS) -> Report:
     """Build the report of October 2026, or of its first days."""
     return build(ledger(), book(), START_MS, end_ms, team=team, booked=MonthBooks(beside=beside()))
+
+
+def line_total(report: Report) -> tuple[Decimal, Decimal]:
+    """Return the GPU-hours and the cost of the lines."""
+    costs = (line.cost for line in report.lines if line.cost is not None)
+    return exact_sum(line.gpu_hours for line in report.lines), exact_sum(costs)
 
 
 def charged_book() -> PriceBook:

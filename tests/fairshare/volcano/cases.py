@@ -105,6 +105,19 @@ LEFT_BEHIND = (QUEUE, {"weight": 5000}, 5000.0)
 # A queue of a cluster with lost GPUs: kind, spec.
 DIVIDED = (QUEUE, {})
 
+# Annotations with a pod's queue and gang, and what is read of them where it places: scheduler, ref, gang.
+MARKS = {"scheduling.k8s.io/group-name": "v", "scheduling.volcano.sh/queue-name": "v"}
+PLACES = ("volcano", "volcano:v", "PodGroup/ns/v")
+# Annotations with which it does not preempt a pod.
+PROTECTED = {"volcano.sh/preemptable": "false"}
+# The queue in a pod's labels and annotations.
+QUEUE_REFS = [
+    ({"volcano.sh/queue-name": "q"}, {}, "volcano:q"),
+    ({}, {"scheduling.volcano.sh/queue-name": "q"}, "volcano:q"),
+]
+# A group that names the queue of pods with these annotations: kind, name, annotations, ref.
+GROUP = ("VolcanoGroup", "v", {"scheduling.k8s.io/group-name": "v"}, "volcano:batch")
+
 # What users write.
 REFS = [{"name": "v", "refs": ["volcano:v"]}]
 TASKS = [{"name": "t", "replicas": 1, "template": {"spec": {"containers": []}}}]

@@ -1,25 +1,18 @@
-"""The import commands against a real accountant: Slurm's hours to the second, and one line for a user's mistake."""
+"""`gputally import slurm` against a real accountant: its hours to the second, and one line for a user's mistake."""
 
 from __future__ import annotations
 
 import json
-import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import pytest
-import trustme
 
 from accountant.__main__ import main
-from accountant.histories.prometheus.chunk_queries import PrometheusFailed, read_series
 from accountant.histories.slurm.job_history import JobRecord, SlurmHistory
 from accountant.history_import import import_run
 from accountant.history_import.import_run import IMPORTING, ImportTarget, import_rows, imported_chunks
 from gputally.base.accountant_connection import Unanswered
-from gputally.base.prometheus_api import Prometheus
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR
-from gputally.testing.http_server import Handler, listening
 from tests.history_import.conftest import NOW_MS, Cut
 from tests.moments import present
 
@@ -187,19 +180,11 @@ def test_cut_off_anywhere_it_goes_on_and_stores_nothing_twice(books, monkeypatch
     assert (present(books.ledger).quarantined(), present(books.ledger).holes()) == ([], [])
 
 
-def test_a_history_of_another_package_is_booked_withdrawn_and_reported(books, sacct):
-    """The accountant does not have the package: it books its import, and the report names it."""
-    jobs = [
-        JobRecord("1", "t", "vision", "ann", nodes="n1", gpus=2, started_ms=START_MS, ended_ms=START_MS + MS_PER_HOUR)
-    ]
-    history, wanted = SlurmHistory(jobs, {}, NOW_MS), (START_MS, START_MS + 2 * MS_PER_HOUR)
-    to = ImportTarget(books.by_admin.remote(), "hpc", "bookings", "b.csv")
-    for reason in ("", "again"):
-        import_run.run(to, history.read, wanted, MS_PER_HOUR, lambda *_: None, replace=reason)
-        assert books.held(*wanted, "hpc") == {"vision": 2 * US_PER_HOUR}
-    report = ["report", "2026-10", "--to", str(sacct[0].with_name("r.html"))]
-    assert main([*report, *books.by_admin.options]) == 0
-    assert "from bookings (b.csv)" in sacct[0].with_name("r.html").read_text()
+def test_a_token_without_the_scope_is_refused(books, sacct, tmp_path, capsys):
+    (tmp_path / "wrong").write_text("nobody")
+    code = main(["import", "slurm", str(sacct[0]), "--url", books.url, "--token-file", str(tmp_path / "wrong")])
+    assert code == 1
+    assert "401" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -208,11 +193,6 @@ def test_a_history_of_another_package_is_booked_withdrawn_and_reported(books, sa
         (["slurm", "absent.txt"], "absent.txt: No such file or directory"),
         (["slurm", "{file}", "--cluster", "x"], "jobs of hpc, lab, which keep their names"),
         (["slurm", "{file}", "--model", "a100"], "write TYPE=MODEL"),
-        (["prometheus", "ftp://x"], "not an address"),
-        (["prometheus", "http://x", "--start", "soon"], "--start: "),
-        (["prometheus", "http://x", "--start", "2099-01-01T00:00Z"], "there is no full hour between"),
-        (["prometheus", "http://x", "--chunk", "90m"], "whole hours"),
-        (["prometheus", "http://x", "--source-header", "oops"], "write NAME: VALUE"),
     ],
 )
 def test_what_people_get_wrong_is_one_line(arguments, said, sacct, capsys):
@@ -222,81 +202,16 @@ def test_what_people_get_wrong_is_one_line(arguments, said, sacct, capsys):
     assert "Traceback" not in err
 
 
-def test_a_token_without_the_scope_is_refused(books, sacct, tmp_path, capsys):
-    (tmp_path / "wrong").write_text("nobody")
-    code = main(["import", "slurm", str(sacct[0]), "--url", books.url, "--token-file", str(tmp_path / "wrong")])
-    assert code == 1
-    assert "401" in capsys.readouterr().err
-
-
-class _Prometheus(Handler):
-    answer: tuple[int, bytes]
-    asked: list[tuple[str, str, str]]
-
-    def do_POST(self):
-        body = self.content().decode()
-        self.asked.append((self.path, self.headers.get("Authorization", ""), body))
-        self.say(*self.answer)
-
-
-@contextmanager
-def answering(
-    status: int, answer: object, context: ssl.SSLContext | None = None
-) -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
-    raw = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-    handler = type("Handler", (_Prometheus,), {"answer": (status, raw), "asked": []})
-    with listening(handler, context) as url:
-        yield url, handler.asked
-
-
-def test_a_prometheus_is_asked_with_its_token_and_credentials_are_never_shown(tmp_path):
-    result = [{"metric": {"pod": "a"}, "values": [[60, "0.5"], [120.5, "NaN"]]}]
-    (tmp_path / "token").write_text("secret\n")
-    with answering(200, {"status": "success", "data": {"resultType": "matrix", "result": result}}) as (url, asked):
-        server = Prometheus(f"{url}/base/", PrometheusFailed, token_file=tmp_path / "token")
-        (one,) = read_series(server, "up", 60_000, 120_000, 60_000)
-        assert (dict(one.labels), list(one.times), one.values[0]) == ({"pod": "a"}, [60_000, 120_500], 0.5)
-        assert asked[0][:2] == ("/base/api/v1/query_range", "Bearer secret")
-        assert asked[0][2] == "query=up&start=60.000&end=120.000&step=60.000"
-        named = Prometheus(url.replace("//", "//ann:p%40ss@"), PrometheusFailed)
-        named.instant("up", 0)
-        assert asked[1][1] == "Basic YW5uOnBAc3M="
-        assert named.origin == url
-        with pytest.raises(ValueError, match="11000 points"):
-            named.range("up", 0, 11_001 * 60_000, 60_000)
-
-
-@pytest.mark.parametrize(
-    ("status", "answer", "said"),
-    [
-        (400, {"status": "error", "error": "parse error"}, "parse error"),
-        (401, b"who are you", "401: the bearer token is missing"),
-        (404, b"<html>", "status 404"),
-        (200, b"<html>", "the answer is not that of a Prometheus server"),
-    ],
-)
-def test_what_a_prometheus_may_answer_instead(status, answer, said):
-    with answering(status, answer) as (url, _), pytest.raises(PrometheusFailed, match=said):
-        Prometheus(url, PrometheusFailed).instant("up", 0)
-
-
-def test_a_prometheus_without_gpus_is_said_to_have_none(capsys):
-    with answering(200, {"status": "success", "data": {"result": []}}) as (url, _):
-        assert main(["import", "prometheus", url]) == 1
-    assert "no GPU series of dcgm-exporter or kube-state-metrics was scraped" in capsys.readouterr().err
-
-
-def test_over_tls_the_authority_has_to_be_known(tmp_path):
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
-    with answering(200, {"status": "success", "data": {"result": []}}, context) as (url, _):
-        assert Prometheus(url, PrometheusFailed, ca_file=tmp_path / "ca.pem").instant("up", 0) == []
-        with pytest.raises(PrometheusFailed, match="CERTIFICATE_VERIFY_FAILED"):
-            Prometheus(url, PrometheusFailed).instant("up", 0)
-
-
-def test_nobody_listens(capsys):
-    assert main(["import", "prometheus", "http://127.0.0.1:9"]) == 1
-    assert "127.0.0.1:9: Connection refused" in capsys.readouterr().err
+def test_a_history_of_another_package_is_booked_withdrawn_and_reported(books, tmp_path):
+    """The accountant does not have the package: it books its import, and the report names it."""
+    jobs = [
+        JobRecord("1", "t", "vision", "ann", nodes="n1", gpus=2, started_ms=START_MS, ended_ms=START_MS + MS_PER_HOUR)
+    ]
+    history, wanted = SlurmHistory(jobs, {}, NOW_MS), (START_MS, START_MS + 2 * MS_PER_HOUR)
+    to = ImportTarget(books.by_admin.remote(), "hpc", "bookings", "b.csv")
+    for reason in ("", "again"):
+        import_run.run(to, history.read, wanted, MS_PER_HOUR, lambda *_: None, replace=reason)
+        assert books.held(*wanted, "hpc") == {"vision": 2 * US_PER_HOUR}
+    report = ["report", "2026-10", "--to", str(tmp_path / "r.html")]
+    assert main([*report, *books.by_admin.options]) == 0
+    assert "from bookings (b.csv)" in (tmp_path / "r.html").read_text()
