@@ -28,7 +28,7 @@ COMMANDS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
         "months", "close", "reopen", "publish", "draft", "changes", "proposals", "correct", "corrections", "adjust",
         "credit", "adjustments", "reprice", "prices", "reconcile",
     )),
-    ("usage_commands", ("jobs",)),
+    ("usage_commands", ("jobs", "nodes")),
     ("report_command", ("report",)),
     ("bookkeeping_commands", ("gpus", "retire")),
     ("server_commands", ("clock", "backup", "restore", "backups")),

@@ -39,6 +39,7 @@ COMMANDS = {
     "agent": Command("agent.__main__", "meter the GPUs of this machine and send their usage"),
     "accountant": Command("accountant.__main__", "keep the ledger; serve usage, cost and windows"),
     "jobs": Command("accountant.__main__", "show the cost of jobs, so far and per epoch", prefix=("jobs",)),
+    "nodes": Command("accountant.__main__", "show what the GPUs of each node did", prefix=("nodes",)),
     "import": Command("accountant.__main__", "import the history of another system", prefix=("import",)),
     "report": Command("accountant.__main__", "write a month's report as a page or a file", prefix=("report",)),
     "backup": Command("accountant.__main__", "copy the ledger, and verify the copy", prefix=("backup",)),

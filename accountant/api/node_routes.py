@@ -11,10 +11,11 @@ from accountant.api.access_control import Reader, require_all_teams
 from accountant.api.answer_cache import open_page
 from accountant.api.dependencies import AppDeps
 from accountant.api.problems import refuses
-from accountant.api.query_parameters import Edge, SpanParams, WhereParams, check_cost
+from accountant.api.query_parameters import Edge, NodeSort, SpanParams, WhereParams, check_cost
+from accountant.ledger.usage import added
 from accountant.reports import node_list
 from accountant.reports.node_list import NodeChoice
-from accountant.wire.option_types import NodeOrder
+from accountant.wire.option_types import NODE_ORDERS
 from accountant.wire.usage_cost_and_job_models import NodeLine, NodesAnswer
 
 router = APIRouter(tags=["usage"])
@@ -30,11 +31,7 @@ class NodesParams(WhereParams):
 
     start: Edge = NODES_SPAN
     search: str = Field(default="", max_length=253, description="Only nodes with this text in CLUSTER/NODE.")
-    sort: NodeOrder = Field(
-        default="name",
-        description="The column to sort by: names from A, figures from the largest, records from the oldest.",
-    )
-    reverse: bool = Field(default=False, description="The other way round; what is unknown stays last.")
+    sort: NodeSort = "name"
     page: str | None = Field(default=None, max_length=4096, description="`next_page` of the previous answer.")
     limit: int = Field(default=1_000, ge=1, description="Nodes of one page.")
 
@@ -50,7 +47,7 @@ def list_nodes(params: Annotated[NodesParams, Query()], deps: AppDeps, principal
     require_all_teams(principal)
     now, limits = deps.clock.wall_ms(), deps.settings.limits
     span = params.span(now, deps.settings.timezone, limits, deps.newest_ms())
-    choice = NodeChoice(params.search, params.sort, params.reverse)
+    choice = NodeChoice(params.search, NODE_ORDERS.read(params.sort))
     where = params.where
     question = ["nodes", params.start, params.end, span.timezone, choice, sorted(where.items())]
     page = open_page(question, span, now, params.page, limits)
@@ -69,6 +66,9 @@ def list_nodes(params: Annotated[NodesParams, Query()], deps: AppDeps, principal
             )
             for node in nodes
         )  # fmt: skip
-        return NodesAnswer(start_ms=page.start_ms, end_ms=page.end_ms, lines=lines, count=len(lines), note=note)
+        total = added(node.accounts for node in nodes)
+        return NodesAnswer(
+            start_ms=page.start_ms, end_ms=page.end_ms, lines=lines, count=len(lines), total_gpu_us=total, note=note
+        )
 
     return deps.answers.page(page, deps.page_lines(params.limit), compute)

@@ -23,6 +23,7 @@ from accountant.core import periods
 from accountant.core.settings import Limits
 from accountant.ledger.protocols import ReadableLedger
 from accountant.reports.figure_formatting import age_note
+from accountant.wire.option_types import JOB_ORDERS, NODE_ORDERS, ORDER_HELP
 from accountant.wire.usage_cost_and_job_models import (
     BUILT_IN,
     LABEL_NAME,
@@ -74,6 +75,18 @@ else:
         WithJsonSchema({"anyOf": [{"enum": list(BUILT_IN)}, {"pattern": f"^{LABEL_PREFIX}{LABEL_NAME}$"}]}),
     ]
     """A dimension in a request: one that is built in, or `label:NAME` of an exported label."""
+JobSort = Annotated[
+    str,
+    AfterValidator(JOB_ORDERS.text),
+    WithJsonSchema({"type": "string", "pattern": JOB_ORDERS.pattern}),
+    Field(description=ORDER_HELP),
+]
+NodeSort = Annotated[
+    str,
+    AfterValidator(NODE_ORDERS.text),
+    WithJsonSchema({"type": "string", "pattern": NODE_ORDERS.pattern}),
+    Field(description=ORDER_HELP),
+]
 By = Annotated[
     tuple[NamedDimension, ...],
     BeforeValidator(split_at_commas),

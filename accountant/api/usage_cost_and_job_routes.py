@@ -31,6 +31,7 @@ from accountant.api.query_parameters import (
     JOBS_WIDTH,
     GroupedParams,
     Instant,
+    JobSort,
     Params,
     QuerySpan,
     SpanParams,
@@ -55,7 +56,7 @@ from accountant.ledger.protocols import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport,
 from accountant.ledger.usage import coverage
 from accountant.reports.figure_formatting import age_note
 from accountant.wire import window_decays
-from accountant.wire.option_types import JobKind, JobOrder, JobState
+from accountant.wire.option_types import JOB_ORDERS, JobKind, JobState
 from accountant.wire.policy_models import Decision, Measure, UsageWindow, WindowKind, WindowSpec
 from accountant.wire.usage_cost_and_job_models import (
     BudgetState,
@@ -367,8 +368,7 @@ class JobsParams(WhereParams):
     search: str = Field(
         default="", max_length=253, description="Only jobs with this text in CLUSTER/NAMESPACE/KIND/NAME, in any case."
     )
-    sort: JobOrder = Field(default="name", description="The column to sort by: names from A, figures from the largest.")
-    reverse: bool = Field(default=False, description="The other way round; what is unknown stays last.")
+    sort: JobSort = "name"
     page: str | None = Field(default=None, max_length=4096, description="`next_page` of the previous answer.")
     limit: int = Field(default=1_000, ge=1, description="Jobs of one page.")
 
@@ -407,7 +407,7 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
     span = params.span(now, deps.settings.timezone, limits, newest)
     zone = span.timezone
     where = {**params.where, **team_filter(principal, params.where_team)}
-    choice = asking.JobChoice(params.search, params.kind, params.sort, params.reverse)
+    choice = asking.JobChoice(params.search, params.kind, JOB_ORDERS.read(params.sort))
     question = ["jobs", params.start, params.end, zone, params.state, choice, sorted(where.items())]
     page = open_page(question, span, now, params.page, limits)
     note = params.note(page.start_ms, page.at_ms, zone, newest, deps.silence_note()) or age_note(newest, page.at_ms)

@@ -15,9 +15,10 @@ from urllib.parse import quote, urlencode
 from pydantic import Field, TypeAdapter
 
 from accountant.api.bookkeeping_models import ChangesAnswer
+from accountant.api.query_parameters import JobSort
 from accountant.assistant.protocol import AssistantTool
 from accountant.core.periods import Month, utc, zone
-from accountant.wire.option_types import JobKind, JobOrder, JobState
+from accountant.wire.option_types import JobKind, JobState
 from accountant.wire.policy_models import Decision
 from accountant.wire.typed_accountant_client import AccountantClient
 from accountant.wire.usage_cost_and_job_models import (
@@ -116,9 +117,7 @@ def jobs(
     kind: Annotated[JobKind | None, Field(description="Only notebooks, services or batch jobs (training).")] = None,
     team: Annotated[str | None, Field(max_length=253, description="Only jobs that this team pays for.")] = None,
     search: Annotated[str, Field(max_length=253, description="Only jobs with this text in their path.")] = "",
-    sort: Annotated[
-        JobOrder, Field(description="The column to sort by: names from A, figures from the largest.")
-    ] = "cost",
+    sort: JobSort = "cost",
     limit: Limit = 20,
     page: Page = None,
 ) -> dict[str, Any]:

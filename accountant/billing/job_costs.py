@@ -49,7 +49,7 @@ from accountant.core.record_age import silent_nodes
 from accountant.ledger.protocols import EpochReport, JobKey, JobPods, Moment, QueuedPod, of_holders
 from accountant.ledger.usage import HELD, PRICED_BY, Place, Usage, Where
 from accountant.prices.price_book import Price, PriceBook
-from accountant.wire.option_types import JobKind, JobOrder, JobState
+from accountant.wire.option_types import JobKind, JobState, Order
 from accountant.wire.usage_cost_and_job_models import (
     Accounts,
     Dimension,
@@ -453,13 +453,11 @@ class JobChoice(NamedTuple):
 
     search: a text in CLUSTER/NAMESPACE/KIND/NAME, in any case; "" for all.
     kind: None for all.
-    sort: names begin with the first, figures with the largest.
-    reverse: the other way round; what is unknown stays last."""
+    order: by a column of `JOB_ORDERS`; what is unknown is last."""
 
     search: str = ""
     kind: JobKind | None = None
-    sort: JobOrder = "cost"
-    reverse: bool = False
+    order: Order = Order("cost", descending=True)
 
 
 def chosen(jobs: JobList, choice: JobChoice, state: JobState | None = None) -> list[JobFigures]:
@@ -472,14 +470,15 @@ def chosen(jobs: JobList, choice: JobChoice, state: JobState | None = None) -> l
         and (choice.kind is None or kind_of(one.key.job) == choice.kind)
         and (not text or text in f"{one.key.cluster}/{one.key.namespace}/{one.key.job}".casefold())
     ]
-    of_figures = _BY_FIGURES.get(choice.sort)
+    column, descending = choice.order
+    of_figures = _BY_FIGURES.get(column)
     if of_figures is not None:
         ranked = [(of_figures(one), one) for one in found]
     else:
-        of_job = _BY_JOB[choice.sort]
+        of_job = _BY_JOB[column]
         ranked = [(of_job(job), one) for one, job in zip(found, jobs.built(found), strict=True)]
     known = [pair for pair in ranked if pair[0] is not None]
-    known.sort(key=lambda pair: pair[0], reverse=(choice.sort in SMALLEST_FIRST) == choice.reverse)
+    known.sort(key=lambda pair: pair[0], reverse=descending)
     return [one for _, one in known] + [one for value, one in ranked if value is None]
 
 
@@ -490,11 +489,7 @@ def _utilisation(job: Job) -> float | None:
     return used.busy / known if known else None
 
 
-SMALLEST_FIRST: Final[frozenset[JobOrder]] = frozenset(
-    {"name", "cluster", "namespace", "team", "user", "queue", "state", "kind", "gpu_model"}
-)
-"""The orders that begin with the first name."""
-_BY_FIGURES: Final[Mapping[JobOrder, Callable[[JobFigures], Any]]] = {
+_BY_FIGURES: Final[Mapping[str, Callable[[JobFigures], Any]]] = {
     "name": lambda one: one.key,
     "cluster": lambda one: one.key.cluster,
     "namespace": lambda one: one.key.namespace,
@@ -505,7 +500,7 @@ _BY_FIGURES: Final[Mapping[JobOrder, Callable[[JobFigures], Any]]] = {
     "idle": lambda one: (one.idle_us, one.allocated_us),
     "waited": lambda one: one.waited_ms,
 }
-_BY_JOB: Final[Mapping[JobOrder, Callable[[Job], Any]]] = {
+_BY_JOB: Final[Mapping[str, Callable[[Job], Any]]] = {
     "team": lambda job: job.teams or None,
     "user": lambda job: job.users or None,
     "queue": lambda job: job.queues or None,

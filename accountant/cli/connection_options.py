@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 import typer
 from typer import Option
 
+from accountant.wire.option_types import Orders
 from gputally.base import atomic_file
 from gputally.base.command_options import refuse_ignored
 from gputally.base.command_output import Output, show
@@ -79,6 +80,14 @@ def chosen_columns(text: str | None, known: Collection[Chosen]) -> tuple[Chosen,
         if name not in names:
             raise typer.BadParameter(f"there is no column {name!r}{nearest(name, names)}", param_hint="--columns")
     return tuple(names[name] for name in found)
+
+
+def chosen_order(text: str, orders: Orders) -> str:
+    """The whole text of an order. Raises BadParameter."""
+    try:
+        return orders.text(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--sort") from error
 
 
 def write_binary(content: bytes) -> None:

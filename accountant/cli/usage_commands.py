@@ -1,4 +1,4 @@
-"""Runs `usage`, `cost`, `budgets`, `guarantees`, `check` and `jobs`.
+"""Runs `usage`, `cost`, `budgets`, `guarantees`, `check`, `jobs` and `nodes`.
 
 A job can be named as the table
 shows it or by a suffix of that name; the full id is needed only if the suffix is ambiguous."""
@@ -22,11 +22,12 @@ from accountant.cli.connection_options import (
     Where,
     ZonedLedger,
     chosen_columns,
+    chosen_order,
     filters,
     print_answer,
     write_binary,
 )
-from accountant.wire.option_types import JobKind, JobOrder, JobState
+from accountant.wire.option_types import JOB_ORDERS, NODE_ORDERS, ORDER_HELP, JobKind, JobState
 from gputally.base.command_options import refuse_ignored, with_option_groups
 from gputally.base.command_output import show
 
@@ -114,7 +115,7 @@ def _query(wanted: Grouping, timezone: str | None) -> Query:
 
 
 SHOWN = 50
-"""Number of jobs in a table without --limit."""
+"""Number of jobs or nodes in a table without --limit."""
 
 
 @app.command()
@@ -132,8 +133,7 @@ def jobs(
     where: Where = None,
     kind: Annotated[JobKind | None, Option(help="Only notebooks, services or batch jobs (training).")] = None,
     search: Annotated[str, Option(help="Only jobs with this text in CLUSTER/NAMESPACE/KIND/NAME.")] = "",
-    sort: Annotated[JobOrder, Option(help="The column to sort by: names from A, figures from the largest.")] = "cost",
-    reverse: Annotated[bool, Option("--reverse", help="Sort the other way round; what is unknown stays last.")] = False,
+    sort: Annotated[str, Option(help=f"{ORDER_HELP} Columns: {', '.join(JOB_ORDERS.columns)}.")] = "cost",
     columns: Annotated[
         str | None, Option(help="Columns to show beside the job, as --sort names them: user,utilisation,cost.")
     ] = None,
@@ -150,7 +150,7 @@ def jobs(
     from accountant.wire.usage_cost_and_job_models import JobAnswer, JobsAnswer
 
     zone = at.zone
-    shown = chosen_columns(columns, COLUMNS)
+    shown, order = chosen_columns(columns, COLUMNS), chosen_order(sort, JOB_ORDERS)
     span: Query = {"start": start, "end": end, "timezone": at.timezone}
     if output == "parquet":
         refuse_ignored("with --output parquet", "job", "limit")
@@ -160,8 +160,7 @@ def jobs(
             epochs = [epoch_record(job_answer, line) for line in job_answer.epochs]
             show(output, lambda: print_job(job_answer, zone), job_answer.model_dump(mode="json"), epochs)
             return
-        query: Query = {**span, "state": state, "kind": kind, "search": search or None, "sort": sort, **filters(where)}
-        query = {**query, "reverse": "true" if reverse else None}
+        query: Query = {**span, "state": state, "kind": kind, "search": search or None, "sort": order, **filters(where)}
         if output == "parquet":
             write_binary(remote.get("/jobs.parquet", {**query, "columns": ",".join(shown) or None}))
             return
@@ -169,3 +168,43 @@ def jobs(
         answer = remote.whole(JobsAnswer, "/v1/jobs", query, most)
     rows = (job_record(job, answer.currency, shown) for job in answer.jobs)
     show(output, lambda: jobs_table(answer, zone, shown), answer.model_dump(mode="json"), rows)
+
+
+@app.command()
+@with_option_groups
+def nodes(
+    start: Annotated[
+        str | None, Option(help="Start of the span: 7d before its end, a date or RFC 3339 (default: 7d).")
+    ] = None,
+    end: End = None,
+    where: Where = None,
+    search: Annotated[str, Option(help="Only nodes with this text in CLUSTER/NODE.")] = "",
+    sort: Annotated[str, Option(help=f"{ORDER_HELP} Columns: {', '.join(NODE_ORDERS.columns)}.")] = "name",
+    columns: Annotated[
+        str | None, Option(help="Columns to show beside the node, as --sort names them: gpus,held,down.")
+    ] = None,
+    limit: Annotated[
+        int | None,
+        Option(min=1, help=f"Number of nodes to show (default: {SHOWN} in a table, all in JSON, CSV and Parquet)."),
+    ] = None,
+    output: ListPrinted = "table",
+    *,
+    at: ZonedLedger,
+) -> None:
+    """List nodes with what their GPUs did."""
+    from accountant.cli.node_tables import COLUMNS, node_record, nodes_table
+    from accountant.wire.usage_cost_and_job_models import NodesAnswer
+
+    zone = at.zone
+    shown, order = chosen_columns(columns, COLUMNS), chosen_order(sort, NODE_ORDERS)
+    span: Query = {"start": start, "end": end, "timezone": at.timezone}
+    query: Query = {**span, "search": search or None, "sort": order, **filters(where)}
+    if output == "parquet":
+        refuse_ignored("with --output parquet", "limit")
+    with at.connection() as remote:
+        if output == "parquet":
+            write_binary(remote.get("/nodes.parquet", {**query, "columns": ",".join(shown) or None}))
+            return
+        answer = remote.whole(NodesAnswer, "/v1/nodes", query, SHOWN if limit is None and output == "table" else limit)
+    rows = (node_record(node, shown) for node in answer.lines)
+    show(output, lambda: nodes_table(answer, zone, shown), answer.model_dump(mode="json"), rows)

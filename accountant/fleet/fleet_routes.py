@@ -48,6 +48,7 @@ from accountant.fleet.fleet_ledgers import (
     refuse_left_out,
     statement_lines,
 )
+from accountant.ledger.usage import added
 from accountant.reports import figure_formatting, html_page, node_list
 from accountant.reports.node_list import Machine, NodeChoice
 from accountant.web import month_and_decision_pages, page_queries, page_rows
@@ -57,7 +58,7 @@ from accountant.web.node_list_page import COLUMNS as NODE_COLUMNS
 from accountant.web.node_list_page import NODES_A_PAGE, NodeListParams, bar_of, totals_of
 from accountant.web.page_queries import ListSpan
 from accountant.web.page_rows import paged
-from accountant.wire.option_types import JobState
+from accountant.wire.option_types import NODE_ORDERS, JobState, Order
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import CostAnswer, Job, UsageAnswer
 from gputally.base.clock import Clock
@@ -355,7 +356,7 @@ async def overview(
     def make() -> Response:
         found = _months(request, deps, asked)
         summary = found.value.summary
-        whole = page_rows.added(one.accounts_gpu_us for one in summary.ledgers)
+        whole = added(one.accounts_gpu_us for one in summary.ledgers)
         shares = page_rows.account_rows(whole)
         return _page(
             request, deps, "fleet.html", found.as_of_ms,
@@ -459,19 +460,21 @@ def nodes_page(request: Request, asked: Annotated[FleetNodes, Query()], deps: Ap
 
     answers, left_out = state.asked(asked.ledger, of_ledger)
     for name, answer in answers.items():
-        rows += [_NodeRow(name, node) for node in node_list.chosen(answer.value, asked.choice._replace(sort="name"))]
+        rows += [
+            _NodeRow(name, node) for node in node_list.chosen(answer.value, asked.choice._replace(order=Order("name")))
+        ]
         kept_ms += [] if answer.as_of_ms is None else [answer.as_of_ms]
-    ranked = node_list.chosen([row.node for row in rows], NodeChoice("", asked.sort, asked.reverse))
+    ranked = node_list.chosen([row.node for row in rows], NodeChoice("", asked.order))
     ledger_of = {id(row.node): row.ledger for row in rows}
     shown = paged(ranked, asked.page, NODES_A_PAGE, bar.page_url)
     zone = periods.zone(bar.span.timezone)
     return _page(
         request, deps, "fleet_nodes.html", min(kept_ms, default=None), current="/fleet/nodes", bar=bar,
         titles=bar.titles, named=named, shown=shown, nodes=shown.rows, left_out=left_out, columns=NODE_COLUMNS,
-        texts=node_list.SMALLEST_FIRST, gpus=sum(row.node.gpus for row in rows), totals=totals_of(ranked),
+        texts=NODE_ORDERS.ascending, gpus=sum(row.node.gpus for row in rows), totals=totals_of(ranked),
         ledger_of=lambda node: ledger_of[id(node)], quiet=frozenset(), span_zone=zone, months=month_steps(bar),
         span_text=figure_formatting.span_of(bar.span.start_ms, bar.span.end_ms, zone),
-        order=ListOrder(bar.url, asked.sort, frozenset(NODE_COLUMNS) - node_list.SMALLEST_FIRST, asked.reverse),
+        order=ListOrder(bar.url, asked.order, NODE_ORDERS.ascending.__contains__),
     )  # fmt: skip
 
 

@@ -293,6 +293,14 @@ class UsageLines(Sequence[UsageLine]):
         return usage_line(key, dict(zip(self._usage.names, figures, strict=True)))
 
 
+def added(accounts: Iterable[Accounts]) -> Accounts:
+    """The sum, account by account."""
+    summands = list(accounts)
+    if len(summands) == 1:
+        return summands[0]
+    return Accounts(**{name: sum(getattr(summand, name) for summand in summands) for name in ACCOUNTS})
+
+
 def coverage(lines: Sequence[UsageLine] | Usage) -> float | None:
     """Metered share of the capacity without `down`, for complete usage of a span; None if there is no capacity."""
     if isinstance(lines, Usage | UsageLines):

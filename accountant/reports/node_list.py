@@ -10,7 +10,7 @@ from accountant.core.record_age import is_old
 from accountant.ledger.protocols import Down, Moment, NodeFacts
 from accountant.ledger.usage import Where, sum_of_usage_lines
 from accountant.reports.report_breakdowns import share
-from accountant.wire.option_types import NodeOrder
+from accountant.wire.option_types import Order
 from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
 
 
@@ -96,33 +96,29 @@ class NodeChoice(NamedTuple):
     """Which nodes a list has, and in which order.
 
     search: a text in CLUSTER/NODE, in any case; "" for all.
-    sort: names begin with the first, figures with the largest, records with the oldest.
-    reverse: the other way round; what is unknown stays last."""
+    order: by a column of `NODE_ORDERS`; what is unknown is last."""
 
     search: str = ""
-    sort: NodeOrder = "name"
-    reverse: bool = False
+    order: Order = Order("name")
 
 
-SMALLEST_FIRST: Final[frozenset[NodeOrder]] = frozenset({"name", "cluster", "pool", "capacity_type", "model", "silent"})
-"""The orders of nodes that do not begin with the most."""
-_RANKS: Final[Mapping[NodeOrder, Callable[[Machine], Any]]] = {
-    "name": lambda _: 0,
+_RANKS: Final[Mapping[str, Callable[[Machine], Any]]] = {
+    "name": lambda node: (node.cluster, node.name),
     "cluster": lambda node: node.cluster,
     "pool": lambda node: (node.pool, node.capacity_type),
     "capacity_type": lambda node: node.capacity_type,
     "model": lambda node: node.models,
     "silent": lambda node: node.newest_ms,
-    "gpus": lambda node: -node.gpus,
-    "capacity": lambda node: -node.accounts.total,
-    "held": lambda node: -node.accounts.allocated,
-    "busy": lambda node: -node.accounts.busy,
-    "utilisation": lambda node: None if node.utilisation is None else -node.utilisation,
-    "idle": lambda node: -node.accounts.allocated_idle,
-    "unknown": lambda node: -node.accounts.allocated_unknown,
-    "unallocated": lambda node: -node.accounts.unallocated,
-    "unmetered": lambda node: -node.accounts.unmetered,
-    "down": lambda node: -node.accounts.down,
+    "gpus": lambda node: node.gpus,
+    "capacity": lambda node: node.accounts.total,
+    "held": lambda node: node.accounts.allocated,
+    "busy": lambda node: node.accounts.busy,
+    "utilisation": lambda node: node.utilisation,
+    "idle": lambda node: node.accounts.allocated_idle,
+    "unknown": lambda node: node.accounts.allocated_unknown,
+    "unallocated": lambda node: node.accounts.unallocated,
+    "unmetered": lambda node: node.accounts.unmetered,
+    "down": lambda node: node.accounts.down,
 }
 
 
@@ -130,7 +126,8 @@ def chosen(nodes: Sequence[Machine], choice: NodeChoice) -> tuple[Machine, ...]:
     """The chosen nodes, in their order."""
     text = choice.search.casefold()
     found = [node for node in nodes if not text or text in f"{node.cluster}/{node.name}".casefold()]
-    ranked = [(_RANKS[choice.sort](node), node) for node in found]
-    known = sorted((pair for pair in ranked if pair[0] is not None), key=lambda pair: pair[0])
-    ordered = [node for _, node in (reversed(known) if choice.reverse else known)]
-    return (*ordered, *(node for rank, node in ranked if rank is None))
+    column, descending = choice.order
+    ranked = [(_RANKS[column](node), node) for node in found]
+    known = [pair for pair in ranked if pair[0] is not None]
+    known.sort(key=lambda pair: pair[0], reverse=descending)
+    return (*(node for _, node in known), *(node for rank, node in ranked if rank is None))

@@ -51,6 +51,7 @@ from accountant.web.explore_table import (
 from accountant.web.list_bar import Choice, GroupedBar, GroupedListParams, check_names, group_link, time_unit
 from accountant.web.list_files import FileCell, FileFormat, FileKind, ListRecords, list_file
 from accountant.web.page_rows import Page, paged
+from accountant.wire.option_types import Order
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base import called_off
 from gputally.base.money import exact_sum, gpu_hours
@@ -112,9 +113,9 @@ class View:
         if self.across is None:
             return None
         in_order = self.bar.by[self.across] in OF_TIME
-        by_sum: Direction | None = "up" if self.bar.sort == self.asked.measure else "down"
-        if (self.bar.sort or self.bar.usual).removeprefix("-") in self.bar.by:
-            by_sum = None
+        sort = self.bar.sort or self.bar.usual
+        ascends = sort == Order(self.asked.measure, descending=False)
+        by_sum: Direction | None = None if sort.column in self.bar.by else "up" if ascends else "down"
         return pivot(
             self.found.table, self.rows.at, self.across, self.asked.measure, most, in_order=in_order, by_sum=by_sum
         )
@@ -188,9 +189,10 @@ def _bar(path: str, params: ExploreParams, deps: Deps, principal: Principal) -> 
         "across": params.across if params.across in by and len(by) > 1 else None,
     }
     shown = params.columns or DEFAULT_COLUMNS
-    usual = by[0] if set(by[:1]) & OF_TIME else "-cost" if params.measure == "cost" else "-allocated"
+    figure = "cost" if params.measure == "cost" else "allocated"
+    usual = Order(by[0]) if set(by[:1]) & OF_TIME else Order(figure, descending=True)
     # A table side by side has no column but its measure: an order by another one is left.
-    if own["across"] is not None and params.sort.removeprefix("-") in set(COLUMNS) - {params.measure}:
+    if own["across"] is not None and params.sort.partition(":")[0] in set(COLUMNS) - {params.measure}:
         params = params.model_copy(update={"sort": ""})
     bar = GroupedBar(
         path=path,
@@ -311,16 +313,16 @@ def _questions(bar: GroupedBar) -> tuple[Choice, ...]:
     last = next(one for one in reversed(bar.presets[:-1]))
     month = bar.presets[-1]
     listed: Sequence[tuple[str, dict[str, Any]]] = (
-        ("Jobs that left most idle, 7 days", {"start": "7d", "by": ("job",), "sort": "-allocated_idle"}),
-        ("Who used most, 30 days", {"start": "30d", "by": ("user",), "sort": "-allocated"}),
+        ("Jobs that left most idle, 7 days", {"start": "7d", "by": ("job",), "sort": "allocated_idle:desc"}),
+        ("Who used most, 30 days", {"start": "30d", "by": ("user",), "sort": "allocated:desc"}),
         ("Teams, this month against the one before", {"start": _start_of(month), "compare": True, "by": ("team",),
-                                                       "sort": "-cost"}),
+                                                       "sort": "cost:desc"}),
         ("Teams by month", {"start": _start_of(last), "by": ("team", "month"), "across": "month", "measure": "cost"}),
         ("Cost by GPU model", {"by": ("gpu_model",), "measure": "cost", "columns": ("allocated", "cost", "rate")}),
-        ("Nodes that were down, 7 days", {"start": "7d", "by": ("cluster", "node"), "sort": "-down", "measure": "down",
-                                          "columns": ("capacity", "down", "unmetered")}),
+        ("Nodes that were down, 7 days", {"start": "7d", "by": ("cluster", "node"), "sort": "down:desc",
+                                          "measure": "down", "columns": ("capacity", "down", "unmetered")}),
         ("Idle notebooks, 24 h", {"start": "24h", "by": ("user", "job"), "search": "notebook",
-                                  "sort": "-allocated_idle"}),
+                                  "sort": "allocated_idle:desc"}),
     )  # fmt: skip
     return tuple(Choice(title, title, chosen=False, address=plain.url(**changes)) for title, changes in listed)
 

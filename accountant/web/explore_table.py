@@ -23,6 +23,7 @@ from accountant.ledger.protocols import Moment
 from accountant.ledger.usage import ACCOUNTS, HELD, OF_TIME, Where, coverage, usage_line
 from accountant.prices.price_book import PriceBook
 from accountant.reports import html_page
+from accountant.wire.option_types import Order
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from gputally.base import called_off
 from gputally.base.money import exact_sum, gpu_hours
@@ -484,7 +485,7 @@ class Selection:
 
 
 def selected(
-    found: Explored, search: str, sort: str, by: Sequence[Dimension], named: Callable[[str], str]
+    found: Explored, search: str, sort: Order, by: Sequence[Dimension], named: Callable[[str], str]
 ) -> Selection:
     """The rows that contain a text, in the given order, and their sums; see `_numbers`."""
     at = np.array(_numbers(found.table, search, sort, by, named), dtype=np.int64)
@@ -492,17 +493,17 @@ def selected(
     return Selection(at, found.table.total(at, metered=bool(found.covered)), before)
 
 
-def _numbers(table: Table, search: str, sort: str, by: Sequence[Dimension], named: Callable[[str], str]) -> list[int]:
+def _numbers(table: Table, search: str, sort: Order, by: Sequence[Dimension], named: Callable[[str], str]) -> list[int]:
     """The numbers of the rows that contain a text, in the given order; unknown figures last.
 
-    sort: a dimension or column, with `-` before it for the other direction; "": as they are.
+    sort: by a dimension or a column; by anything else they stay as they are.
     named: the displayed name of a value, which is searched too."""
     at = list(range(len(table)))
     if search:
         wanted = search.casefold()
         at = [one for one in called_off.each(at) if any(wanted in text.casefold() or wanted in named(text).casefold()
                                                         for text in table.keys[one])]  # fmt: skip
-    name, down = sort.removeprefix("-"), sort.startswith("-")
+    name, down = sort
     if name in by:
         place = by.index(name)
         return sorted(at, key=lambda one: table.keys[one][place], reverse=down)

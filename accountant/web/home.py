@@ -16,11 +16,10 @@ from accountant.core import periods
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import Month
 from accountant.ledger.protocols import Moment
-from accountant.ledger.usage import ACCOUNTS
+from accountant.ledger.usage import ACCOUNTS, added
 from accountant.prices.price_book import PriceBook
 from accountant.reports import figure_formatting
 from accountant.reports.html_page import ChartSeries, ranked
-from accountant.web.page_rows import added
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, BudgetState
 from gputally.base.money import exact_sum

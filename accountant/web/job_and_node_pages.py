@@ -34,7 +34,7 @@ from accountant.billing import job_costs
 from accountant.core import periods
 from accountant.core.record_age import is_old
 from accountant.ledger.protocols import GpuMove, JobKey, Moment
-from accountant.ledger.usage import ACCOUNTS, Where, sum_of_usage_lines
+from accountant.ledger.usage import ACCOUNTS, Where, added, sum_of_usage_lines
 from accountant.reports import figure_formatting
 from accountant.web import gpu_holders, month_and_decision_pages, page_queries, page_rows
 from accountant.web.page_queries import records
@@ -68,7 +68,7 @@ class GpuTimeline:
 
     @property
     def whole(self) -> Accounts:
-        return page_rows.added(self.cells)
+        return added(self.cells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def timeline(
                 if key in cells_of_gpu:
                     cells_of_gpu[key][index].append(line.accounts_gpu_us)
     strips = [
-        GpuTimeline(_short(gpu), f"{node}, {model}", tuple(page_rows.added(parts) for parts in of_cells))
+        GpuTimeline(_short(gpu), f"{node}, {model}", tuple(added(parts) for parts in of_cells))
         for (node, gpu, model), of_cells in sorted(cells_of_gpu.items())
     ]
     strips.sort(key=lambda strip: (strip.detail, strip.name))
@@ -299,7 +299,7 @@ def node_page(
     day = gpu_holders.day_of(chosen, now, tz)
     with deps.ledger.moment(*day) as moment:
         held = gpu_holders.holders_of(moment, cluster, node, chosen, day, timezone)
-    whole = page_rows.added(line.accounts_gpu_us for line in of_gpus)
+    whole = added(line.accounts_gpu_us for line in of_gpus)
     register = page_queries.gpus_of(deps, cluster, node)
     if not of_gpus and facts is None and not register:
         raise Refusal(

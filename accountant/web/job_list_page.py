@@ -14,8 +14,7 @@ from fastapi.responses import RedirectResponse
 
 from accountant.api.access_control import DocumentReader, Reader, check_teams, team_filter
 from accountant.api.dependencies import AppDeps, Deps
-from accountant.api.query_parameters import JOBS_WIDTH, QuerySpan, check_cost
-from accountant.billing import job_costs
+from accountant.api.query_parameters import JOBS_WIDTH, JobSort, QuerySpan, check_cost
 from accountant.billing.job_costs import JobChoice
 from accountant.core import periods
 from accountant.core.periods import Month
@@ -24,11 +23,11 @@ from accountant.exports.protocol import file_name
 from accountant.ledger.usage import Where
 from accountant.reports import figure_formatting
 from accountant.web import month_and_decision_pages, page_queries, page_rows, saved_views
-from accountant.web.list_bar import Bar, ListOrder, ListParams, check_columns
+from accountant.web.list_bar import Bar, ListOrder, OrderedListParams, check_columns
 from accountant.web.list_files import FileFormat, ListField, ListRecords, list_file
 from accountant.web.page_queries import ListSpan
 from accountant.web.page_rows import paged
-from accountant.wire.option_types import JobKind, JobOrder, JobState
+from accountant.wire.option_types import JOB_ORDERS, JobKind, JobOrder, JobState
 from accountant.wire.usage_cost_and_job_models import Job
 from gputally.base.money import gpu_hours
 from gputally.base.units import MS_PER_SECOND
@@ -39,25 +38,22 @@ JOBS_A_PAGE: Final = 100
 STATES: Final[tuple[JobState, ...]] = get_args(JobState)
 
 
-class JobListParams(ListParams):
+class JobListParams(OrderedListParams):
     """The parameters of the page, as those of `GET /v1/jobs`."""
 
+    ORDERS = JOB_ORDERS
     state: JobState | None = None
     kind: JobKind | None = None
-    sort: JobOrder = "cost"
-    reverse: bool = False
+    sort: JobSort = "cost"
 
     @property
     def choice(self) -> JobChoice:
-        return JobChoice(self.search, self.kind, self.sort, self.reverse)
+        return JobChoice(self.search, self.kind, self.order)
 
     @property
     def own(self) -> dict[str, str | None]:
         """The parameters that other lists do not have; None for those that say nothing."""
-        return {
-            "state": self.state, "kind": self.kind, "sort": None if self.sort == "cost" else self.sort,
-            "reverse": "true" if self.reverse else None,
-        }  # fmt: skip
+        return {"state": self.state, "kind": self.kind, "sort": self.own_order}
 
 
 AskedJobs = Annotated[JobListParams, Query()]
@@ -115,7 +111,7 @@ COLUMNS: Final[Mapping[JobOrder, JobColumn]] = {
     "epochs": JobColumn("Epochs", (JobField("epochs", "integer", lambda job: job.epochs),)),
 }
 """The columns beside the name of the job, by their names in addresses, which are also orders."""
-TEXTS: Final = frozenset({*job_costs.SMALLEST_FIRST, "created", "ended"})
+TEXTS: Final = frozenset({*JOB_ORDERS.ascending, "created", "ended"})
 """The columns that are written from the left."""
 USUAL: Final[tuple[str, ...]] = (
     "team", "user", "state", "gpus", "waited", "gpu_hours", "utilisation", "idle", "cost"
@@ -172,8 +168,8 @@ def jobs_page(request: Request, params: AskedJobs, deps: AppDeps, principal: Rea
         span_text=figure_formatting.span_of(span.start_ms, until_ms, zone),
         demand_known=deps.settings.kubernetes.inventory, recorded=newest_ms > span.start_ms and first_ms < until_ms,
         states=list(STATES), kinds=get_args(JobKind),
-        order=ListOrder(bar.url, params.sort, frozenset(COLUMNS) - job_costs.SMALLEST_FIRST, params.reverse),
-        api=bar.url("/v1/jobs", columns=None, sort=params.sort), **saved_views.of(request, deps, principal),
+        order=ListOrder(bar.url, params.order, JOB_ORDERS.ascending.__contains__),
+        api=bar.url("/v1/jobs", columns=None, sort=str(params.order)), **saved_views.of(request, deps, principal),
         note=params.note(span.start_ms, deps.clock.wall_ms(), span.timezone, deps.newest_ms(), deps.silence_note()),
     )  # fmt: skip
 

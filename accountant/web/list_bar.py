@@ -10,19 +10,20 @@ address."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Final
-from urllib.parse import urlencode
+from typing import Annotated, Any, ClassVar, Final
+from urllib.parse import parse_qsl, urlencode
 from zoneinfo import ZoneInfo
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from starlette.requests import Request
 
 from accountant.api.query_parameters import By, NamedDimension, QuerySpan, WhereParams, invalid, split_at_commas
 from accountant.core.periods import Month
 from accountant.ledger.usage import OF_TIME
+from accountant.wire.option_types import JOB_ORDERS, NODE_ORDERS, Order, Orders
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Dimension, is_label, label_dimension, label_of
 from gputally.base.near_names import nearest, shown
@@ -78,17 +79,89 @@ class ListParams(WhereParams):
         if "by" in whole:
             parts = split_at_commas(whole["by"])
             whole["by"] = list(dict.fromkeys(parts)) if isinstance(parts, list) else parts
-        return whole
+        return cls._in_one_order(whole)
+
+    @classmethod
+    def _in_one_order(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Reads the order of a link that an earlier version wrote."""
+        return given
+
+
+class OrderedListParams(ListParams):
+    """The parameters of a page with the bar that does not group its rows. ORDERS: of its list."""
+
+    ORDERS: ClassVar[Orders]
+    sort: str
+
+    @classmethod
+    def _in_one_order(cls, given: dict[str, Any]) -> dict[str, Any]:
+        turned = given.get("reverse")
+        if turned not in ("true", "false"):
+            return given
+        text = str(given.get("sort", cls.model_fields["sort"].default))
+        kept = {name: value for name, value in given.items() if name != "reverse"}
+        return {**kept, "sort": _turned(text, cls.ORDERS)} if turned == "true" else kept
+
+    @property
+    def order(self) -> Order:
+        return self.ORDERS.read(self.sort)
+
+    @property
+    def own_order(self) -> str | None:
+        """The order for an address; None for the list's usual one."""
+        usual = self.ORDERS.read(type(self).model_fields["sort"].default)
+        return None if self.order == usual else str(self.order)
+
+
+def _turned(text: str, orders: Orders) -> str:
+    """The text of the order the other way round; of a column that there is not as it is."""
+    order = Order.read(text, orders.ascending.__contains__)
+    return str(order.turned) if order.column in orders.columns else text
+
+
+_PATHS_OF_BEFORE: Final = {"/jobs": JOB_ORDERS, "/nodes": NODE_ORDERS}
+
+
+def present_address(address: str) -> str:
+    """The address of a saved view as this version writes it. Earlier ones wrote an order as `sort=COLUMN` with
+    `reverse=true`, and on Explore as `sort=-COLUMN`, or `sort=COLUMN` for the smallest first."""
+    path, _, query = address.partition("?")
+    pairs = parse_qsl(query, keep_blank_values=True)
+    given = dict(pairs)
+    sort, orders = given.get("sort", ""), _PATHS_OF_BEFORE.get(path)
+    if orders is not None and given.get("reverse") == "true":
+        usual = "cost" if orders is JOB_ORDERS else "name"
+        now = _turned(sort or usual, orders)
+    elif path == "/explore" and sort and str(_order(sort)) != sort:
+        now = f"{sort[1:]}:desc" if sort.startswith("-") else f"{sort}:asc"
+    elif "reverse" in given:
+        now = sort
+    else:
+        return address
+    kept = [(name, value) for name, value in pairs if name not in ("sort", "reverse")]
+    return f"{path}?" + urlencode([*kept, *([("sort", now)] if now else [])], safe=",:")
+
+
+def _order(text: str) -> Order:
+    """The order of a list with groupings."""
+    return Order.read(text, _is_dimension)
 
 
 class GroupedListParams(ListParams):
     """The parameters of a page with the bar that groups its rows.
 
-    sort: a dimension or column, with `-` before it for the largest first; "" for the page's own order."""
+    sort: an order (accountant.wire.option_types.Order) by a dimension or column; "" for the page's own order."""
 
     by: By = ("team",)
-    sort: str = Field(default="", max_length=340)
+    sort: Annotated[str, AfterValidator(lambda text: str(_order(text)) if text else "")] = Field(
+        default="", max_length=340
+    )
     compare: bool = False
+
+    @classmethod
+    def _in_one_order(cls, given: dict[str, Any]) -> dict[str, Any]:
+        sort = str(given.get("sort", ""))
+        return {**given, "sort": f"{sort[1:]}:desc"} if sort.startswith("-") else given
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +260,18 @@ class Bar:
         return self.url(where=where)
 
     def is_tidy(self, request: Request) -> bool:
-        """Whether the request is no submitted form: it has no empty field and no filter to add."""
+        """Whether the request is no submitted form, with an empty field or a filter to add, and has its order as this
+        version writes it."""
         items = request.query_params.multi_items()
         repeated = [name for name, _ in items if name in ("by", "columns")]
         empty = any(not value for name, value in items if name != "by")
+        earlier = any(name == "reverse" or (name == "sort" and value.startswith("-")) for name, value in items)
         return (
-            not empty and len(repeated) == len(set(repeated)) and self.params.add is None and self.params.value is None
+            not empty
+            and not earlier
+            and len(repeated) == len(set(repeated))
+            and self.params.add is None
+            and self.params.value is None
         )
 
     @property
@@ -232,7 +311,7 @@ class Bar:
     @property
     def hidden(self) -> tuple[tuple[str, str], ...]:
         """The parameters that the form keeps without a field of their own: the filters and the order."""
-        kept = ("sort", "reverse", "ledger")
+        kept = ("sort", "ledger")
         return tuple(pair for pair in self._pairs({}) if pair[0].startswith("where.") or pair[0] in kept)
 
 
@@ -241,38 +320,28 @@ class GroupedBar(Bar):
     """The bar of a view that groups its rows.
 
     by: the groupings in force.
-    usual: its order if the request has none, as in `GroupedListParams.sort`."""
+    usual: its order if the request has none."""
 
     params: GroupedListParams
-    usual: str
+    usual: Order
 
     def _plain(self) -> dict[str, Any]:
         params = self.params
         return {
             "start": params.start, "end": params.end, "timezone": params.timezone, "by": self.by, "where": params.where,
-            **self.own, "sort": self.sort, "search": params.search, "columns": params.columns,
+            **self.own, "sort": self.sort and str(self.sort), "search": params.search, "columns": params.columns,
             "compare": params.compare,
         }  # fmt: skip
 
     @property
-    def sort(self) -> str:
-        """The order in force: none by a dimension by which the list is no longer grouped."""
-        name = self.params.sort.removeprefix("-")
-        return "" if _is_dimension(name) and name not in self.by else self.params.sort
+    def sort(self) -> Order | None:
+        """The order that is asked for: none by a dimension by which the list is no longer grouped."""
+        order = _order(self.params.sort) if self.params.sort else None
+        return None if order is not None and _is_dimension(order.column) and order.column not in self.by else order
 
-    def sorted_by(self, name: str) -> str:
-        """The address of the view sorted by a column, the largest first, or by a dimension; the other way round if it
-        is so already."""
-        first = name if _is_dimension(name) else f"-{name}"
-        other = f"-{name}" if _is_dimension(name) else name
-        return self.url(sort=other if (self.sort or self.usual) == first else first)
-
-    def order(self, name: str) -> str:
-        """`ascending` or `descending` if the view is sorted by this, otherwise ""."""
-        sort = self.sort or self.usual
-        if sort.removeprefix("-") != name:
-            return ""
-        return "descending" if sort.startswith("-") else "ascending"
+    @property
+    def heads(self) -> ListOrder:
+        return ListOrder(self.url, self.sort or self.usual, _is_dimension)
 
     @property
     def levels(self) -> tuple[tuple[Choice, ...], ...]:
@@ -289,27 +358,25 @@ def _is_dimension(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ListOrder:
-    """The order of a list without groupings, for the links of its heads.
+    """The order of a list, for the links of its heads.
 
     address: returns the address of the list with other parameters.
-    largest_first: the orders that begin with the largest.
-    reverse: whether the list is the other way round; None if it cannot be."""
+    ascends: whether a column begins with the smallest when it is chosen."""
 
     address: Callable[..., str]
-    sort: str
-    largest_first: Collection[str]
-    reverse: bool | None = None
+    sort: Order
+    ascends: Callable[[str], bool]
 
     def sorted_by(self, name: str) -> str:
-        """As `Bar.sorted_by`."""
-        turned = True if name == self.sort and self.reverse is False else None
-        return self.address(sort=name) if self.reverse is None else self.address(sort=name, reverse=turned)
+        """The address of the list sorted by a column; the other way round if it is so already."""
+        first = Order.read(name, self.ascends)
+        return self.address(sort=str(first.turned if self.sort == first else first))
 
     def order(self, name: str) -> str:
-        """As `Bar.order`."""
-        if name != self.sort:
+        """`ascending` or `descending` if the list is sorted by this, otherwise ""."""
+        if name != self.sort.column:
             return ""
-        return "descending" if (name in self.largest_first) != bool(self.reverse) else "ascending"
+        return "descending" if self.sort.descending else "ascending"
 
 
 def check_columns(bar: Bar) -> None:
@@ -322,9 +389,9 @@ def check_columns(bar: Bar) -> None:
 def check_names(bar: GroupedBar) -> None:
     """Raises Refusal for a column or an order that the page does not have."""
     check_columns(bar)
-    name = bar.sort.removeprefix("-")
+    name = "" if bar.sort is None else bar.sort.column
     known = (*bar.by, *bar.columns)
-    if name and name not in known:
+    if bar.sort is not None and name not in known:
         raise invalid("sort", f"the list cannot be sorted by {shown(name)}{nearest(name, known)}")
 
 

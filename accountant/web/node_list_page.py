@@ -15,18 +15,18 @@ from fastapi.responses import RedirectResponse
 from accountant.api.access_control import Reader, require_all_teams
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.node_routes import NODES_SPAN, NODES_WIDTH
-from accountant.api.query_parameters import Edge, check_cost
+from accountant.api.query_parameters import Edge, NodeSort, check_cost
 from accountant.core import periods
 from accountant.exports.protocol import file_name
 from accountant.reports import figure_formatting, node_list
 from accountant.reports.node_list import Machine, NodeChoice
 from accountant.web import month_and_decision_pages, page_queries, saved_views
 from accountant.web.job_list_page import month_steps, named, span_names
-from accountant.web.list_bar import Bar, ListOrder, ListParams, check_columns
+from accountant.web.list_bar import Bar, ListOrder, OrderedListParams, check_columns
 from accountant.web.list_files import FileFormat, ListField, ListRecords, list_file
 from accountant.web.page_queries import ListSpan
 from accountant.web.page_rows import paged
-from accountant.wire.option_types import NodeOrder
+from accountant.wire.option_types import NODE_ORDERS, NodeOrder
 from gputally.base.money import gpu_hours
 from gputally.server.tokens_and_grants import Principal
 
@@ -35,21 +35,21 @@ NODES_A_PAGE: Final = 200
 MOST_OUTAGES: Final = 50
 
 
-class NodeListParams(ListParams):
+class NodeListParams(OrderedListParams):
     """The parameters of the page, as those of `GET /v1/nodes`."""
 
+    ORDERS = NODE_ORDERS
     start: Edge = NODES_SPAN
-    sort: NodeOrder = "name"
-    reverse: bool = False
+    sort: NodeSort = "name"
 
     @property
     def choice(self) -> NodeChoice:
-        return NodeChoice(self.search, self.sort, self.reverse)
+        return NodeChoice(self.search, self.order)
 
     @property
     def own(self) -> dict[str, str | None]:
         """The parameters that other lists do not have; None for those that say nothing."""
-        return {"sort": None if self.sort == "name" else self.sort, "reverse": "true" if self.reverse else None}
+        return {"sort": self.own_order}
 
 
 AskedNodes = Annotated[NodeListParams, Query()]
@@ -140,9 +140,9 @@ def nodes_page(request: Request, params: AskedNodes, deps: AppDeps, principal: R
         request, "/nodes", "nodes.html", deps, bar=bar, titles=bar.titles, named=named, nodes=page.rows, shown=page,
         totals=totals_of(nodes), gpus=sum(node.gpus for node in nodes),
         as_of_ms=answer.as_of_ms, quiet={(one.cluster, one.name) for one in page.rows if one.is_silent(now)},
-        months=month_steps(bar), columns=COLUMNS, texts=node_list.SMALLEST_FIRST, span_zone=zone,
+        months=month_steps(bar), columns=COLUMNS, texts=NODE_ORDERS.ascending, span_zone=zone,
         span_text=figure_formatting.span_of(span.start_ms, span.until(now), zone),
-        order=ListOrder(bar.url, params.sort, frozenset(COLUMNS) - node_list.SMALLEST_FIRST, params.reverse),
+        order=ListOrder(bar.url, params.order, NODE_ORDERS.ascending.__contains__),
         outages=outages[:MOST_OUTAGES], more_outages=max(0, len(outages) - MOST_OUTAGES),
         api=bar.url("/v1/nodes", columns=None), **saved_views.of(request, deps, principal),
     )  # fmt: skip

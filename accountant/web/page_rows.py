@@ -347,14 +347,6 @@ def utilisation(accounts: Accounts) -> float | None:
     return share(accounts.busy, accounts.busy + accounts.allocated_idle)
 
 
-def added(accounts: Iterable[Accounts]) -> Accounts:
-    """The sum, account by account."""
-    summands = list(accounts)
-    if len(summands) == 1:
-        return summands[0]
-    return Accounts(**{name: sum(getattr(summand, name) for summand in summands) for name in ACCOUNTS})
-
-
 T = TypeVar("T")
 
 

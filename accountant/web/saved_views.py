@@ -14,6 +14,7 @@ from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.query_parameters import invalid
 from accountant.ledger.protocols import SavedView
 from accountant.web import month_and_decision_pages
+from accountant.web.list_bar import present_address
 from gputally.base.untrusted_text import known_name
 from gputally.server.config_loading import fault_text
 from gputally.server.tokens_and_grants import Principal
@@ -24,7 +25,8 @@ router = APIRouter(include_in_schema=False)
 def of(request: Request, deps: Deps, principal: Principal) -> dict[str, Any]:
     """The saved views of the caller, and whether the page may save one, as the template `_bar.html` needs them."""
     person = month_and_decision_pages.person_of(request) is not None or deps.settings.auth == "off"
-    return {"views": deps.ledger.views(principal.name), "may_save": deps.picker() is None and person}
+    views = [SavedView(one.name, present_address(one.address)) for one in deps.ledger.views(principal.name)]
+    return {"views": views, "may_save": deps.picker() is None and person}
 
 
 @router.post("/views")

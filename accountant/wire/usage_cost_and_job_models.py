@@ -325,12 +325,16 @@ class NodeLine(Model):
 
 
 class NodesAnswer(Model):
-    """One page of the nodes of a span. count: number of nodes, over all pages."""
+    """One page of the nodes of a span.
+
+    count: number of nodes, over all pages.
+    total_gpu_us: sum of the nodes' accounts, over all pages."""
 
     start_ms: int
     end_ms: int
     lines: tuple[NodeLine, ...]
     count: int
+    total_gpu_us: Accounts
     next_page: str | None = None
     note: str = ""
 

@@ -110,7 +110,7 @@ KIND_OF_PARAMETER: dict[str, str] = {
         "text",
     ),
     "min_coverage": "fraction", "timezone": "zone", "cron": "cron", "gpu_weight": "weight", "page": "page",
-    "reverse": "flag", "amount": "decimal",
+    "amount": "decimal",
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from accountant.ledger.protocols import Facts, JobKey, QueuedPod
 from accountant.ledger.usage import Where
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.storage.read_snapshot import Snapshot
+from accountant.wire.option_types import Order
 from agent.wire import PodFacts
 from gputally.base.clock import VirtualClock
 from tests.empty_ledger import fresh
@@ -85,7 +86,7 @@ def test_jobs_are_ordered_by_the_longest_wait_of_their_pods(ledger: DuckLedger, 
             if queued is not None:
                 waits[pod.key] = max(queued, waits.get(pod.key, 0))
         listed = list_jobs(moment, None, START, END, END, where)
-        in_order = chosen(listed, JobChoice(sort="waited"))
+        in_order = chosen(listed, JobChoice(order=Order("waited", descending=True)))
         assert {one.key: one.waited_ms for one in in_order} == {one.key: waits.get(one.key) for one in listed.figures}
         assert [job.waited_ms for job in listed.built(in_order)] == sorted(
             (one.waited_ms for one in listed.figures), key=lambda wait: -1 if wait is None else wait, reverse=True

@@ -19,7 +19,7 @@ from fastapi.testclient import TestClient
 from accountant.__main__ import main
 from accountant.composition import Service
 from accountant.web.job_list_page import COLUMNS
-from accountant.wire.option_types import JobOrder
+from accountant.wire.option_types import JOB_ORDERS, JobOrder
 from gputally.base.clock import VirtualClock
 from gputally.server.https_server import serve
 from tests.http.conftest import INVENTORY, MINUTE_MS, NOW_MS, bearer, client_of, settings_in, token_entry
@@ -132,11 +132,12 @@ def test_a_part_of_a_job_that_a_filter_excludes_does_not_count_and_its_state_is_
 def test_the_list_is_sorted_by_every_column_both_ways(client: TestClient) -> None:
     for order in get_args(JobOrder):
         query = f"start=12h&sort={order}"
-        one, other = ids(client, query), ids(client, f"{query}&reverse=true")
+        first = str(JOB_ORDERS.read(order).turned)
+        one, other = ids(client, query), ids(client, f"start=12h&sort={first}")
         assert sorted(one) == sorted(other) == sorted([NOTEBOOK, WAITS, TRAIN])
         columns = f"&columns={order}" if order in COLUMNS else ""
         assert listed(client, query + columns) == one
-        assert listed(client, f"{query}&reverse=true{columns}") == other
+        assert listed(client, f"start=12h&sort={first}{columns}") == other
         page = client.get(f"/jobs?{query}{columns}", headers=PAGE).text
         assert page.count("aria-sort=") == 1
         following = re.search(r'aria-sort="[a-z]+"><a href="[^"?]*[?]([^"]+)"', page)
@@ -145,7 +146,7 @@ def test_the_list_is_sorted_by_every_column_both_ways(client: TestClient) -> Non
 
 
 def test_what_is_unknown_is_last_whichever_way_the_list_is_sorted(client: TestClient) -> None:
-    for more in ("", "&reverse=true"):
+    for more in (":asc", ":desc"):
         assert ids(client, f"start=12h&sort=utilisation{more}")[-1] == WAITS
         assert ids(client, f"start=12h&sort=ended{more}")[0] == NOTEBOOK
 
@@ -192,7 +193,8 @@ def test_a_team_sees_its_own_jobs_alone(service: Service) -> None:
 @pytest.mark.parametrize(
     "query",
     [
-        "columns=x", "sort=x", "sort=-cost", "state=x", "kind=pet", "where.x=1", "where.label:other=1", "page=0",
+        "columns=x", "sort=x", "sort=-cost", "sort=cost:up", "sort=:asc",
+        "state=x", "kind=pet", "where.x=1", "where.label:other=1", "page=0",
         "start=2026-11-02&end=2026-11-01", "start=nonsense", "timezone=Mars/Base", "days=7", "month=2026-11",
         "by=team", "compare=true", "search=" + "x" * 254, "start=9999d", "columns=" + "cost," * 41,
     ],
@@ -234,8 +236,8 @@ def test_the_command_has_the_jobs_columns_and_file_of_a_view(
         assert code == 0, err
         return out
 
-    query = "start=12h&where.label:project=vision-project&sort=gpu_hours&reverse=true&columns=user,cost"
-    options = ("--where", "label:project=vision-project", "--sort", "gpu_hours", "--reverse", "--columns", "user,cost")
+    query = "start=12h&where.label:project=vision-project&sort=gpu_hours:asc&columns=user,cost"
+    options = ("--where", "label:project=vision-project", "--sort", "gpu_hours:asc", "--columns", "user,cost")
     rows = list(csv.DictReader(io.StringIO(run(*options, "--output", "csv").decode())))
     assert [row["id"] for row in rows] == ids(client, query.partition("&columns")[0]) == [WAITS, TRAIN]
     assert set(rows[0]) == {

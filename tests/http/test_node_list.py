@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from collections.abc import Iterator
 from decimal import Decimal
@@ -15,12 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
+from accountant.__main__ import main
 from accountant.composition import Service
 from accountant.ledger.protocols import Facts, NodeFacts
 from accountant.web.node_list_page import COLUMNS
 from accountant.wire.option_types import NodeOrder
 from gputally.base.clock import VirtualClock
 from gputally.base.units import US_PER_HOUR
+from gputally.server.https_server import serve
 from tests.fakes.memory_ledger import NOW_MS
 from tests.http.conftest import INVENTORY, bearer, client_of, settings_in, token_entry
 from tests.http.quarter_hours import held
@@ -69,7 +72,7 @@ def listed(client: TestClient, query: str) -> list[str]:
         ("start=12h&where.gpu=GPU-2", ["n2"]),
         ("start=12h&where.pool=spare", ["n3"]),
         ("start=12h&search=N2", ["n2"]),
-        ("start=12h&sort=held&reverse=true", ["n3", "n2", "n1"]),
+        ("start=12h&sort=held:asc", ["n3", "n2", "n1"]),
     ],
 )
 def test_the_page_the_files_and_the_api_have_the_nodes_of_a_view(
@@ -99,10 +102,13 @@ def test_a_filter_counts_the_time_that_it_selects_alone(client: TestClient) -> N
 def test_the_list_is_sorted_by_every_column_both_ways(client: TestClient) -> None:
     for order in get_args(NodeOrder):
         query = f"start=12h&sort={order}"
-        one, other = nodes(client, query), nodes(client, f"{query}&reverse=true")
-        assert sorted(one) == ["n1", "n2", "n3"]
-        unknown = ["n3"] if order in ("silent", "utilisation") else []
-        assert other == [*[name for name in one[::-1] if name not in unknown], *unknown]
+        ways = {way: nodes(client, f"{query}:{way}") for way in ("asc", "desc")}
+        one = nodes(client, query)
+        assert one in ways.values()
+        other = next(found for found in (ways["desc"], ways["asc"]) if ways["asc"] == ways["desc"] or found != one)
+        assert sorted(one) == sorted(other) == ["n1", "n2", "n3"]
+        if order in ("silent", "utilisation"):
+            assert one[-1] == other[-1] == "n3", "what is unknown is last either way"
         columns = f"&columns={order}" if order in COLUMNS else ""
         assert listed(client, query + columns) == one
         page = client.get(f"/nodes?{query}{columns}", headers=PAGE).text
@@ -150,3 +156,37 @@ def test_a_view_that_there_is_not_is_refused(client: TestClient, query: str) -> 
 def test_who_sees_some_teams_alone_does_not_see_nodes(client: TestClient) -> None:
     for path in ("/nodes", "/nodes.csv", "/nodes.parquet", "/v1/nodes"):
         assert client.get(path, headers=bearer("lead")).status_code == 403, path
+
+
+def test_the_command_has_the_nodes_columns_and_file_of_a_view(
+    client: TestClient, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = tmp_path / "token"
+    token.write_text(next(iter(bearer("all").values())).removeprefix("Bearer "))
+
+    def run(*options: str, code: int = 0) -> bytes:
+        with serve(client.app, "127.0.0.1", 0) as url:
+            assert main(["nodes", "--url", url, "--token-file", str(token), "--start", "12h", *options]) == code
+        out, err = capsysbinary.readouterr()
+        return out or err
+
+    query = "start=12h&where.team=vision&where.team=nlp&search=prod&sort=held:asc&columns=gpus,held"
+    options = ("--where", "team=vision", "--where", "team=nlp", "--search", "prod", "--sort", "held:asc")
+    chosen = ("--columns", "gpus,held")
+    rows = list(csv.DictReader(io.StringIO(run(*options, *chosen, "--output", "csv").decode())))
+    assert [(row["node"], row["held_gpu_hours"]) for row in rows] == [("n2", "4.000000000"), ("n1", "10.000000000")]
+    assert [row["node"] for row in rows] == nodes(client, query.partition("&columns")[0])
+    assert set(rows[0]) == {"cluster", "node", "down_now", "silent", "gpus", "held_gpu_hours"}
+    assert run(*options, *chosen, "--output", "parquet") == client.get(f"/nodes.parquet?{query}").content
+    whole = json.loads(run("--output", "json"))
+    assert whole["total_gpu_us"] == {
+        name: sum(line["accounts_gpu_us"][name] for line in whole["lines"]) for name in whole["total_gpu_us"]
+    }
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = run("--limit", "2").decode()
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "1 more" in shown
+    assert re.search(r"^ *n2 \(silent\) .*\b4\.0\b", shown, re.MULTILINE)
+    assert re.search(r"^ *3 nodes .*\b14\.0\b", shown, re.MULTILINE), "the total is that of all nodes"
+    assert b"--sort" in run("--sort", "hold", code=2)
+    assert b"--columns" in run("--columns", "hold", code=2)

@@ -17,7 +17,7 @@ from tests.http.page_parser import EVIL
 from tests.usage_records import deliver
 
 PAGE = {"Accept": "text/html"}
-VIEW = "/explore?start=3d&by=user,job&sort=-allocated_idle"
+VIEW = "/explore?start=3d&by=user,job&sort=allocated_idle:desc"
 
 
 @pytest.fixture
@@ -100,3 +100,46 @@ def test_views_outlive_the_ledgers_volume(tmp_path):
         assert ledger.archive(NOW_MS) is not None
     with closing(open_ledger(fresh(tmp_path / "two.duckdb"), VirtualClock(NOW_MS), archive=archive)) as restored:
         assert restored.views("ada") == (SavedView("mine", VIEW),)
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (
+            "/explore?start=3d&by=user,job&sort=-allocated_idle",
+            "/explore?start=3d&by=user,job&sort=allocated_idle:desc",
+        ),
+        ("/explore?start=3d&by=pod&sort=allocated_idle", "/explore?start=3d&by=pod&sort=allocated_idle:asc"),
+        ("/explore?start=3d&by=pod&sort=-pod", "/explore?start=3d&by=pod&sort=pod:desc"),
+        ("/jobs?start=3d&sort=idle", "/jobs?start=3d&sort=idle"),
+        ("/jobs?start=3d&sort=idle&reverse=true&search=x", "/jobs?start=3d&search=x&sort=idle:asc"),
+        ("/jobs?start=3d&reverse=true", "/jobs?start=3d&sort=cost:asc"),
+        ("/nodes?start=3d&sort=pool&reverse=true", "/nodes?start=3d&sort=pool:desc"),
+        ("/nodes?where.team=a&where.team=b&reverse=true", "/nodes?where.team=a&where.team=b&sort=name:desc"),
+        ("/nodes", "/nodes"),
+        (VIEW, VIEW),
+    ],
+)
+def test_a_view_that_an_earlier_version_saved_opens_in_its_order(start_service, before, now):
+    service, _ = start_service(tokens=token_list())
+    service.ledger.save_view("read", SavedView("mine", before), NOW_MS)
+    client = client_of(service, follow_redirects=False)
+    caller = PAGE | bearer("token-of-read")
+    text = client.get("/explore?start=1d", headers=caller).text
+    assert f'<a href="{now.replace("&", "&amp;")}">mine</a>' in text
+    assert client.get(now, headers=caller).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ("/explore?by=pod&sort=-busy", "/explore?by=pod&sort=busy:desc"),
+        ("/jobs?sort=idle&reverse=true", "/jobs?sort=idle:asc"),
+        ("/jobs?sort=idle&reverse=false", "/jobs?sort=idle:desc"),
+        ("/nodes?start=3d&sort=pool&reverse=true", "/nodes?start=3d&sort=pool:desc"),
+    ],
+)
+def test_a_link_of_an_earlier_version_leads_to_the_view_in_its_order(client, before, now):
+    answer = client.get(before, headers=PAGE)
+    assert (answer.status_code, answer.headers["location"]) == (303, now)
+    assert client.get(now, headers=PAGE).status_code == 200
