@@ -11,12 +11,20 @@ from accountant.api.access_control import Reader, require_all_teams
 from accountant.api.answer_cache import open_page
 from accountant.api.dependencies import AppDeps
 from accountant.api.problems import refuses
-from accountant.api.query_parameters import Edge, NodeSort, SpanParams, WhereParams, check_cost
-from accountant.ledger.usage import added
+from accountant.api.query_parameters import (
+    Compared,
+    Edge,
+    QuerySpan,
+    SpanParams,
+    WhereParams,
+    check_cost,
+    with_span_before,
+)
+from accountant.ledger.usage import EarlierSpan, added
 from accountant.reports import node_list
 from accountant.reports.node_list import NodeChoice
 from accountant.wire.option_types import NODE_ORDERS
-from accountant.wire.usage_cost_and_job_models import NodeLine, NodesAnswer
+from accountant.wire.usage_cost_and_job_models import NodeLine, NodesAnswer, NodesBefore, NodeSort
 
 router = APIRouter(tags=["usage"])
 NODES_SPAN: Final = "7d"
@@ -32,6 +40,7 @@ class NodesParams(WhereParams):
     start: Edge = NODES_SPAN
     search: str = Field(default="", max_length=253, description="Only nodes with this text in CLUSTER/NODE.")
     sort: NodeSort = "name"
+    compare: Compared = False
     page: str | None = Field(default=None, max_length=4096, description="`next_page` of the previous answer.")
     limit: int = Field(default=1_000, ge=1, description="Nodes of one page.")
 
@@ -49,26 +58,46 @@ def list_nodes(params: Annotated[NodesParams, Query()], deps: AppDeps, principal
     span = params.span(now, deps.settings.timezone, limits, deps.newest_ms())
     choice = NodeChoice(params.search, NODE_ORDERS.read(params.sort))
     where = params.where
-    question = ["nodes", params.start, params.end, span.timezone, choice, sorted(where.items())]
+    question = ["nodes", params.start, params.end, span.timezone, choice, sorted(where.items()), params.compare]
     page = open_page(question, span, now, params.page, limits)
     note = SpanParams().note(page.at_ms, page.at_ms, span.timezone, deps.newest_ms(), deps.silence_note())
 
     def compute() -> NodesAnswer:
-        check_cost(deps.ledger, limits, page.span, NODES_WIDTH, params.where_cluster)
-        with deps.ledger.moment(page.start_ms, page.end_ms) as moment:
-            found = node_list.machines(moment, page.start_ms, page.end_ms, where or None, span.timezone)
+        spans = with_span_before(QuerySpan(page.start_ms, page.end_ms, span.timezone), compare=params.compare)
+        for one in spans:
+            check_cost(deps.ledger, limits, one, NODES_WIDTH, params.where_cluster)
+        with deps.ledger.moment(spans[-1].start_ms, page.end_ms) as moment:
+            before = None
+            if params.compare:
+                earlier = spans[1].start_ms, spans[1].end_ms
+                before = EarlierSpan.of(earlier, moment.usage(earlier, ()))
+            found = node_list.machines(
+                moment,
+                page.start_ms,
+                page.end_ms,
+                where or None,
+                span.timezone,
+                None if before is None else before.known,
+            )
         nodes = node_list.chosen(found, choice)
         lines = tuple(
             NodeLine(
                 cluster=node.cluster, node=node.name, pool=node.pool, capacity_type=node.capacity_type,
                 gpu_models=node.models, gpus=node.gpus, newest_ms=node.newest_ms, silent=node.is_silent(page.at_ms),
                 down=node.down, accounts_gpu_us=node.accounts,
+                before_gpu_us=node.before,
             )
             for node in nodes
         )  # fmt: skip
         total = added(node.accounts for node in nodes)
+        compared = [node.before for node in nodes if node.before is not None]
         return NodesAnswer(
-            start_ms=page.start_ms, end_ms=page.end_ms, lines=lines, count=len(lines), total_gpu_us=total, note=note
-        )
+            start_ms=page.start_ms, end_ms=page.end_ms, lines=lines, count=len(lines), total_gpu_us=total,
+            before=None if before is None else NodesBefore(
+                start_ms=before.start_ms, end_ms=before.end_ms, coverage=before.coverage,
+                total_gpu_us=None if before.known is None else added(compared),
+            ),
+            note=note,
+        )  # fmt: skip
 
     return deps.answers.page(page, deps.page_lines(params.limit), compute)

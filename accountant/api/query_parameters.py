@@ -23,7 +23,6 @@ from accountant.core import periods
 from accountant.core.settings import Limits
 from accountant.ledger.protocols import ReadableLedger
 from accountant.reports.figure_formatting import age_note
-from accountant.wire.option_types import JOB_ORDERS, NODE_ORDERS, ORDER_HELP
 from accountant.wire.usage_cost_and_job_models import (
     BUILT_IN,
     LABEL_NAME,
@@ -75,18 +74,6 @@ else:
         WithJsonSchema({"anyOf": [{"enum": list(BUILT_IN)}, {"pattern": f"^{LABEL_PREFIX}{LABEL_NAME}$"}]}),
     ]
     """A dimension in a request: one that is built in, or `label:NAME` of an exported label."""
-JobSort = Annotated[
-    str,
-    AfterValidator(JOB_ORDERS.text),
-    WithJsonSchema({"type": "string", "pattern": JOB_ORDERS.pattern}),
-    Field(description=ORDER_HELP),
-]
-NodeSort = Annotated[
-    str,
-    AfterValidator(NODE_ORDERS.text),
-    WithJsonSchema({"type": "string", "pattern": NODE_ORDERS.pattern}),
-    Field(description=ORDER_HELP),
-]
 By = Annotated[
     tuple[NamedDimension, ...],
     BeforeValidator(split_at_commas),
@@ -259,6 +246,17 @@ class WhereParams(SpanParams):
             dimension = label_dimension(name)
             given[dimension] = (*given.get(dimension, ()), value)
         return {name: values for name, values in given.items() if values}
+
+
+Compared = Annotated[
+    bool, Field(description="Also the figures of the span before, of the same length, or of the month before.")
+]
+
+
+def with_span_before(span: QuerySpan, *, compare: bool) -> tuple[QuerySpan, ...]:
+    """The span, and the one to compare it with if it is to be compared."""
+    earlier = periods.span_before(span.start_ms, span.end_ms, periods.zone(span.timezone))
+    return (span, QuerySpan(*earlier, span.timezone)) if compare else (span,)
 
 
 class GroupedParams(WhereParams):

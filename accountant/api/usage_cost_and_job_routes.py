@@ -29,9 +29,9 @@ from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal, refuses, with_body
 from accountant.api.query_parameters import (
     JOBS_WIDTH,
+    Compared,
     GroupedParams,
     Instant,
-    JobSort,
     Params,
     QuerySpan,
     SpanParams,
@@ -42,6 +42,7 @@ from accountant.api.query_parameters import (
     edge,
     instant,
     invalid,
+    with_span_before,
 )
 from accountant.billing import job_attempts, quota_usage
 from accountant.billing import job_costs as asking
@@ -53,7 +54,7 @@ from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.core.window_decay import bounds
 from accountant.ledger.protocols import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey, Moment
-from accountant.ledger.usage import coverage
+from accountant.ledger.usage import EarlierSpan, coverage
 from accountant.reports.figure_formatting import age_note
 from accountant.wire import window_decays
 from accountant.wire.option_types import JOB_ORDERS, JobKind, JobState
@@ -65,6 +66,8 @@ from accountant.wire.usage_cost_and_job_models import (
     GuaranteesAnswer,
     JobAnswer,
     JobsAnswer,
+    JobsBefore,
+    JobSort,
     QueueGuarantee,
     UsageAnswer,
     UsageLine,
@@ -369,6 +372,7 @@ class JobsParams(WhereParams):
         default="", max_length=253, description="Only jobs with this text in CLUSTER/NAMESPACE/KIND/NAME, in any case."
     )
     sort: JobSort = "name"
+    compare: Compared = False
     page: str | None = Field(default=None, max_length=4096, description="`next_page` of the previous answer.")
     limit: int = Field(default=1_000, ge=1, description="Jobs of one page.")
 
@@ -408,7 +412,7 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
     zone = span.timezone
     where = {**params.where, **team_filter(principal, params.where_team)}
     choice = asking.JobChoice(params.search, params.kind, JOB_ORDERS.read(params.sort))
-    question = ["jobs", params.start, params.end, zone, params.state, choice, sorted(where.items())]
+    question = ["jobs", params.start, params.end, zone, params.state, choice, sorted(where.items()), params.compare]
     page = open_page(question, span, now, params.page, limits)
     note = params.note(page.start_ms, page.at_ms, zone, newest, deps.silence_note()) or age_note(newest, page.at_ms)
 
@@ -416,11 +420,27 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
 
     def compute() -> JobsAnswer | PackedList[JobsAnswer]:
         check_teams(deps, principal, params.where_team)
-        check_cost(deps.ledger, limits, page.span, JOBS_WIDTH, params.where_cluster)
+        spans = with_span_before(QuerySpan(page.start_ms, page.end_ms, zone), compare=params.compare)
+        for one in spans:
+            check_cost(deps.ledger, limits, one, JOBS_WIDTH, params.where_cluster)
         book = deps.book()
-        with deps.ledger.moment(page.start_ms, page.end_ms) as moment:
-            listed = asking.list_jobs(moment, book, page.start_ms, page.end_ms, page.at_ms, where or None, zone)
+        with deps.ledger.moment(spans[-1].start_ms, page.end_ms) as moment:
+            before = None
+            if params.compare:
+                earlier = spans[1].start_ms, spans[1].end_ms
+                before = EarlierSpan.of(earlier, moment.usage(earlier, ()))
+            listed = asking.list_jobs(
+                moment,
+                book,
+                page.start_ms,
+                page.end_ms,
+                page.at_ms,
+                where or None,
+                zone,
+                None if before is None else before.known,
+            )
             chosen = asking.chosen(listed, choice, params.state)
+            held_before, cost_before = asking.before(chosen)
             known = [one.cost for one in chosen if one.cost is not None]
             metered = coverage(moment.usage((page.start_ms, page.end_ms), ()))
             head = JobsAnswer(
@@ -432,6 +452,15 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
                 count=len(chosen),
                 total_gpu_us=sum(one.allocated_us for one in chosen),
                 total_cost=exact_sum(known) if len(known) == len(chosen) and metered else None,
+                before=None
+                if before is None
+                else JobsBefore(
+                    start_ms=before.start_ms,
+                    end_ms=before.end_ms,
+                    coverage=before.coverage,
+                    total_gpu_us=held_before if before.known else None,
+                    total_cost=cost_before if before.known else None,
+                ),
                 note=note,
             )
             jobs = listed.built(chosen)

@@ -15,7 +15,6 @@ from urllib.parse import quote, urlencode
 from pydantic import Field, TypeAdapter
 
 from accountant.api.bookkeeping_models import ChangesAnswer
-from accountant.api.query_parameters import JobSort
 from accountant.assistant.protocol import AssistantTool
 from accountant.core.periods import Month, utc, zone
 from accountant.wire.option_types import JobKind, JobState
@@ -29,6 +28,7 @@ from accountant.wire.usage_cost_and_job_models import (
     Job,
     JobAnswer,
     JobsAnswer,
+    JobSort,
     UsageAnswer,
 )
 from gputally.base.accountant_connection import Unanswered

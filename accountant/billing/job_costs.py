@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from itertools import product
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -57,11 +57,12 @@ from accountant.wire.usage_cost_and_job_models import (
     Job,
     JobAnswer,
     JobPart,
+    JobUse,
     label_dimension,
 )
 from gputally.base import called_off
 from gputally.base.apportionment import apportion
-from gputally.base.money import exact_product, gpu_hours
+from gputally.base.money import exact_product, exact_sum, gpu_hours
 from gputally.base.units import MS_PER_HOUR, US_PER_MS
 
 
@@ -131,6 +132,8 @@ def _dealt(charges: Sequence[Charge], weights: Sequence[int]) -> list[list[Charg
 BY: Final[tuple[Dimension, ...]] = ("cluster", "namespace", "job", "team", "user")
 _OF_JOB: Final = len(JobKey._fields)
 """The first dimensions of BY, which name a job."""
+_NOTHING: Final[tuple[int, int, Decimal | None]] = (0, 0, Decimal(0))
+"""The figures of a job that held nothing."""
 _NO_PLACE: Final = Place("", "", "", "")
 BURN_MS: Final = 5 * 60_000
 """Length of the time over which the burn rate is measured."""
@@ -209,6 +212,17 @@ class _HeldTime:
         return [_cost(of_job) for of_job in called_off.each(parts)]
 
 
+def _accounts(times: Iterable[_Time]) -> Accounts:
+    accounts: dict[str, int] = defaultdict(int)
+    for time in times:
+        accounts[time.account] += time.gpu_us
+    return Accounts(**accounts)
+
+
+def _unpriced(times: Iterable[_Time]) -> int:
+    return sum(time.gpu_us for time in times if time.price is None)
+
+
 def _cost(parts: Sequence[tuple[Price | None, int]]) -> Decimal | None:
     """The cost of GPU-µs at prices; None if one of them is unknown."""
     if len(parts) > 1:
@@ -249,7 +263,8 @@ class JobFigures:
     """What a job is chosen, sorted and added up by.
 
     cost: None if some of its time has no price.
-    waited_ms: the longest wait of its pods in their queues; None if unknown."""
+    waited_ms: the longest wait of its pods in their queues; None if unknown.
+    before: GPU-µs held, GPU-µs idle and the cost in the span before; None if it is not compared."""
 
     key: JobKey
     state: JobState
@@ -257,6 +272,7 @@ class JobFigures:
     idle_us: int
     cost: Decimal | None
     waited_ms: int | None = None
+    before: tuple[int, int, Decimal | None] | None = None
 
 
 class JobList:
@@ -273,11 +289,14 @@ class JobList:
         where: Where | None,
         timezone: str,
         held_until_ms: int | None = None,
+        before: Span | None = None,
     ) -> None:
-        """held_until_ms: the instant after which none of the jobs held a GPU, if known."""
+        """held_until_ms: the instant after which none of the jobs held a GPU, if known.
+        before: an earlier span to compare with, of which something is known; its jobs are listed too."""
         start_ms, end_ms = span
         self._ledger, self._span, self._where = ledger, span, where
         self._held = _HeldTime(charge_table(ledger, book, start_ms, end_ms, BY, where, timezone))
+        self._before = None if before is None else _HeldTime(charge_table(ledger, book, *before, BY, where, timezone))
         status = ledger.status()
         recent, until = status.recent_span(min(end_ms, status.newest_ms - SETTLE_MS), BURN_MS)
         self._burnt_ms = since, _ = max(start_ms, recent), until
@@ -299,13 +318,15 @@ class JobList:
             pods = ledger.pods_by_job(*span)
         self._unseen = self._unseen_jobs(pods)
         held = self._held.figures()
+        earlier = None if self._before is None else self._before.figures()
         burning = self._burning.keys if self._is_whole else ()
         self.figures = [
             JobFigures(
-                key, self._state(key, pods.get(key)), *held.get(key, (0, 0, Decimal(0))),
+                key, self._state(key, pods.get(key)), *held.get(key, _NOTHING),
                 pods[key].waited_ms(until_ms) if key in pods else None,
+                None if earlier is None else earlier.get(key, _NOTHING),
             )
-            for key in called_off.each(sorted({*held, *burning, *pods}))
+            for key in called_off.each(sorted({*held, *burning, *pods, *(earlier or ())}))
         ]  # fmt: skip
 
     def _unseen_jobs(self, pods: Mapping[JobKey, JobPods]) -> set[JobKey]:
@@ -361,9 +382,8 @@ class JobList:
     def _job(self, figures: JobFigures, pods: _ShownPods, held: Span | None, epochs: int) -> Job:
         """held: the first and last instant at which the job held a GPU; None: never."""
         key, state, times = figures.key, figures.state, self._held.times(figures.key)
-        accounts: dict[str, int] = defaultdict(int)
-        for time in times:
-            accounts[time.account] += time.gpu_us
+        then = [] if self._before is None else self._before.times(key)
+        whose = times or then
         ended_ms = pods.ended_ms if pods.ended_ms is not None or held is None else held[1]
         gpus, burn = self._burn(key, held, state)
         return Job(
@@ -371,9 +391,11 @@ class JobList:
             cluster=key.cluster,
             namespace=key.namespace,
             job=key.job,
-            teams=_names(time.key[3] for time in times) or _names(team for team, _ in pods.payers),
+            teams=_names(time.key[3] for time in times)
+            or _names(team for team, _ in pods.payers)
+            or _names(time.key[3] for time in then),
             queues=_names(queue for _, queue in pods.payers),
-            users=_names(time.key[4] for time in times),
+            users=_names(time.key[4] for time in whose),
             state=state,
             kind=kind_of(key.job),
             pods=pods.pods,
@@ -383,13 +405,16 @@ class JobList:
             held_until_ms=held[1] if held else None,
             ended_ms=ended_ms if state == "ended" else None,
             waited_ms=figures.waited_ms,
-            gpu_models=_names(time.gpu_model for time in times),
-            accounts_gpu_us=Accounts(**accounts),
+            gpu_models=_names(time.gpu_model for time in whose),
+            accounts_gpu_us=_accounts(times),
             gpus=gpus,
             cost=figures.cost,
-            unpriced_gpu_us=sum(time.gpu_us for time in times if time.price is None),
+            unpriced_gpu_us=_unpriced(times),
             burn_per_hour=burn,
             epochs=epochs,
+            before=None
+            if figures.before is None
+            else JobUse(accounts_gpu_us=_accounts(then), cost=figures.before[2], unpriced_gpu_us=_unpriced(then)),
         )
 
     def _burn(self, key: JobKey, held: Span | None, state: JobState) -> tuple[Decimal | None, Decimal | None]:
@@ -448,6 +473,9 @@ _SERVICES: Final = ("service", "deployment", "replicaset", "statefulset", "daemo
 _BATCH: Final = ("job", "jobset", "workflow")
 
 
+T = TypeVar("T")
+
+
 class JobChoice(NamedTuple):
     """Which jobs a list has, and in which order.
 
@@ -473,13 +501,24 @@ def chosen(jobs: JobList, choice: JobChoice, state: JobState | None = None) -> l
     column, descending = choice.order
     of_figures = _BY_FIGURES.get(column)
     if of_figures is not None:
-        ranked = [(of_figures(one), one) for one in found]
-    else:
-        of_job = _BY_JOB[column]
-        ranked = [(of_job(job), one) for one, job in zip(found, jobs.built(found), strict=True)]
+        return in_order(found, of_figures, descending=descending)
+    of_job = _BY_JOB[column]
+    ranks = [of_job(job) for job in jobs.built(found)]
+    pairs = in_order(list(zip(ranks, found, strict=True)), lambda pair: pair[0], descending=descending)
+    return [one for _, one in pairs]
+
+
+def in_order(rows: Sequence[T], rank: Callable[[T], Any], *, descending: bool) -> list[T]:
+    """The rows by their rank; those of equal rank stay as they are, and those whose rank is None are last."""
+    ranked = [(rank(row), row) for row in rows]
     known = [pair for pair in ranked if pair[0] is not None]
     known.sort(key=lambda pair: pair[0], reverse=descending)
-    return [one for _, one in known] + [one for value, one in ranked if value is None]
+    return [row for _, row in known] + [row for value, row in ranked if value is None]
+
+
+def rank_of(column: str) -> Callable[[Job], Any]:
+    """Returns the function by which the jobs of several ledgers are put in the order of a column."""
+    return _BY_JOB[column]
 
 
 def _utilisation(job: Job) -> float | None:
@@ -501,6 +540,15 @@ _BY_FIGURES: Final[Mapping[str, Callable[[JobFigures], Any]]] = {
     "waited": lambda one: one.waited_ms,
 }
 _BY_JOB: Final[Mapping[str, Callable[[Job], Any]]] = {
+    "name": lambda job: (job.cluster, job.namespace, job.job),
+    "cluster": lambda job: job.cluster,
+    "namespace": lambda job: job.namespace,
+    "state": lambda job: job.state,
+    "kind": lambda job: job.kind,
+    "cost": lambda job: (job.cost or 0, job.accounts_gpu_us.allocated),
+    "gpu_hours": lambda job: job.accounts_gpu_us.allocated,
+    "idle": lambda job: (job.accounts_gpu_us.allocated_idle, job.accounts_gpu_us.allocated),
+    "waited": lambda job: job.waited_ms,
     "team": lambda job: job.teams or None,
     "user": lambda job: job.users or None,
     "queue": lambda job: job.queues or None,
@@ -527,11 +575,20 @@ def list_jobs(
     now_ms: int,
     where: Where | None = None,
     timezone: str = "UTC",
+    before: Span | None = None,
 ) -> JobList:
     """Return the jobs that held GPUs or had pods in [start_ms, end_ms).
 
-    where: a filter by any dimension. Time of a job that the filter excludes is not counted."""
-    return JobList(ledger, book, (start_ms, end_ms), min(now_ms, end_ms), where, timezone)
+    where: a filter by any dimension. Time of a job that the filter excludes is not counted.
+    before: as in `JobList`."""
+    return JobList(ledger, book, (start_ms, end_ms), min(now_ms, end_ms), where, timezone, before=before)
+
+
+def before(figures: Sequence[JobFigures]) -> tuple[int, Decimal | None]:
+    """GPU-µs and cost of compared jobs in the span before; the cost is None if a part of it has no price."""
+    parts = [one.before for one in figures if one.before is not None]
+    costs = [cost for _, _, cost in parts if cost is not None]
+    return sum(held for held, _, _ in parts), exact_sum(costs) if len(costs) == len(parts) else None
 
 
 def job(

@@ -43,6 +43,10 @@ Start = Annotated[
     str | None, Option(help="Start of the span: 7d before its end, a date or RFC 3339 (default: this month).")
 ]
 End = Annotated[str | None, Option(help="End of the span, exclusive: a date, RFC 3339 or 7d ago (default: now).")]
+Compare = Annotated[
+    bool,
+    Option("--compare", help="Compare with the span before, of the same length, or with the month before."),
+]
 Where = Annotated[list[str] | None, Option(help="Only this value of a dimension: team=vision (repeatable).")]
 
 

@@ -296,7 +296,7 @@ def report(
         with _progress() as progress:
             summary, stated = fleet.month(members, calendar_month, progress)
         if output == "csv":  # a table of amounts has no place to name what it lacks
-            refuse_left_out(summary.left_out)
+            refuse_left_out(summary.left_out.values())
         written = []
         for member in members if to is not None else ():
             if member.name in summary.left_out:

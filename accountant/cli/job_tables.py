@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 from rich.console import Group
 from rich.table import Column, Table
 
-from accountant.cli.terminal_tables import NAMES, instant, noted_caption, priced_by
+from accountant.cli.terminal_tables import NAMES, changed, compared_with, instant, noted_caption, priced_by
 from accountant.core.periods import utc
 from accountant.reports.figure_formatting import money
 from accountant.wire.option_types import JobOrder
@@ -109,9 +109,16 @@ def jobs_table(answer: JobsAnswer, zone: ZoneInfo, shown: Sequence[JobOrder] = (
     several = len({job.cluster for job in answer.jobs}) > 1
     more = answer.count - len(answer.jobs)
     priced = priced_by(answer.price_book_version, unpriced=any(job.unpriced_gpu_us for job in answer.jobs))
-    chosen = {name: COLUMNS[name] for name in shown or _USUAL}
+    chosen: dict[str, TableColumn] = {name: COLUMNS[name] for name in shown or _USUAL}
     headings = {name: column.heading.format(currency=currency).lstrip("/") for name, column in chosen.items()}
-    totals = {"gpu_hours": hours(answer.total_gpu_us), "cost": money(answer.total_cost, answer.currency)}
+    before = answer.before
+    if before is not None:
+        chosen["change"] = TableColumn("change", lambda job, _: changed(_held(job), _held(job.then)), ())
+        headings["change"] = "change"
+    totals = {
+        "gpu_hours": hours(answer.total_gpu_us), "cost": money(answer.total_cost, answer.currency),
+        "change": changed(answer.total_gpu_us, before.total_gpu_us if before is not None else None),
+    }  # fmt: skip
     columns = [Column("job", overflow="fold")]
     for name, column in chosen.items():
         if column.is_figure:
@@ -133,7 +140,7 @@ def jobs_table(answer: JobsAnswer, zone: ZoneInfo, shown: Sequence[JobOrder] = (
         total=(f"{answer.count:,} jobs", *(totals.get(name, "") for name in chosen)),
         caption=noted_caption(
             "\n".join(filter(None, (f"{more:,} more: --limit, --search, --sort" if more else "", answer.note))),
-            f"{priced}; GPUs and their price an hour: over the last minutes on record",
+            f"{priced}; GPUs and their price an hour: over the last minutes on record{compared_with(before, zone)}",
         ),
         may_drop=[headings[name] for name in _MAY_DROP if name in headings] if not shown else (),
     )
@@ -243,9 +250,25 @@ def _next_holder(taker: NextHolder, job: str) -> str:
     return f"{'itself' if taker.job == job else taker.job or 'another team'} ({taker.gpus}{later})"
 
 
-def job_record(job: Job, currency: str | None, shown: Sequence[JobOrder] = ()) -> dict[str, object]:
+def _held(job: Job | None) -> int | None:
+    return None if job is None else job.accounts_gpu_us.allocated
+
+
+_OF_SPAN: Final = (
+    "gpu_hours", "busy_gpu_hours", "idle_gpu_hours", "unknown_gpu_hours", "utilisation", "cost", "unpriced_gpu_hours"
+)  # fmt: skip
+"""The columns of CSV that have a figure of the span before."""
+
+
+def job_record(
+    job: Job, currency: str | None, shown: Sequence[JobOrder] = (), *, compare: bool = False
+) -> dict[str, object]:
     """A job as a row of CSV. Unknown values are empty, and names are safe for spreadsheets. shown: the columns; all
-    without any."""
+    without any. compare: with the figures of the span before."""
+    if compare:
+        now = job_record(job, currency, shown)
+        then = {} if job.then is None else job_record(job.then, currency, shown)
+        return now | {f"{name}_before": then.get(name, "") for name in _OF_SPAN if name in now}
     held = job.accounts_gpu_us
     names = {name: for_cell(getattr(job, name)) for name in ("id", "cluster", "namespace", "job")}
     names |= {name: for_cell(";".join(getattr(job, name))) for name in ("teams", "queues", "users")}

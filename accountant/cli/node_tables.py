@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 from rich.table import Column, Table
 
-from accountant.cli.terminal_tables import instant
+from accountant.cli.terminal_tables import changed, compared_with, instant
 from accountant.core.periods import utc
 from accountant.wire.option_types import NodeOrder
 from accountant.wire.usage_cost_and_job_models import Accounts, NodeLine, NodesAnswer
@@ -94,20 +94,32 @@ def nodes_table(answer: NodesAnswer, zone: ZoneInfo, shown: Sequence[NodeOrder] 
     usual ones without any."""
     several = len({node.cluster for node in answer.lines}) > 1
     more = answer.count - len(answer.lines)
-    chosen = {name: COLUMNS[name] for name in shown or _USUAL}
+    chosen: dict[str, NodeTableColumn] = {name: COLUMNS[name] for name in shown or _USUAL}
     columns = [Column("node", overflow="fold")]
     for name, column in chosen.items():
         columns += [Column(column.heading, overflow="fold")] if name in _TEXTS else figures(
             column.heading, no_wrap=True
         )  # fmt: skip
     totals = [hours(column.total(answer.total_gpu_us)) if column.total else "" for column in chosen.values()]
+    before = answer.before
+    if before is not None:
+        chosen["change"] = NodeTableColumn("change", lambda node, _: changed(_held(node), _held(node.then)), None)
+        columns += figures("change", no_wrap=True)
+        totals.append(
+            changed(
+                answer.total_gpu_us.allocated, None if before.total_gpu_us is None else before.total_gpu_us.allocated
+            )
+        )
     return table(
         f"GPU-hours of nodes, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}",
         columns,
         ((_name(node, with_cluster=several), *(column.text(node, zone) for column in chosen.values()))
          for node in answer.lines),
         total=(f"{answer.count:,} node{'s' if answer.count != 1 else ''}", *totals),
-        caption="\n".join(filter(None, (f"{more:,} more: --limit, --search, --sort" if more else "", answer.note))),
+        caption="\n".join(filter(None, (
+            f"{more:,} more: --limit, --search, --sort" if more else "", answer.note,
+            compared_with(before, zone).removeprefix("; "),
+        ))),
         may_drop=[COLUMNS[name].heading for name in _MAY_DROP] if not shown else (),
     )  # fmt: skip
 
@@ -119,9 +131,13 @@ def _name(node: NodeLine, *, with_cluster: bool) -> str:
     return f"{name} ({state})" if state else name
 
 
-def node_record(node: NodeLine, shown: Sequence[NodeOrder] = ()) -> dict[str, object]:
+def _held(node: NodeLine | None) -> int | None:
+    return None if node is None else node.accounts_gpu_us.allocated
+
+
+def node_record(node: NodeLine, shown: Sequence[NodeOrder] = (), *, compare: bool = False) -> dict[str, object]:
     """A node as a row of CSV. Unknown values are empty, and names are safe for spreadsheets. shown: the columns; all
-    without any."""
+    without any. compare: with the figures of the span before."""
     row: dict[str, object] = {
         "cluster": for_cell(node.cluster), "node": for_cell(node.node), "down_now": for_cell(node.down),
         "silent": node.silent,
@@ -130,4 +146,9 @@ def node_record(node: NodeLine, shown: Sequence[NodeOrder] = ()) -> dict[str, ob
         part = COLUMNS[name].record
         if part is not None:
             row[part[0]] = part[1](node)
+    if compare:
+        for name in shown or COLUMNS:
+            part = COLUMNS[name].record
+            if part is not None and (COLUMNS[name].total is not None or name == "utilisation"):
+                row[f"{part[0]}_before"] = "" if node.then is None else part[1](node.then)
     return row

@@ -30,9 +30,16 @@ from accountant.bookkeeping.price_book_versions import PriceChange, PriceDiff
 from accountant.core.periods import utc
 from accountant.ledger.journal import Act
 from accountant.ledger.usage import ACCOUNTS, OF_TIME
-from accountant.reports.figure_formatting import budget_of, budgeted, money
+from accountant.reports.figure_formatting import budget_of, budgeted, money, relative_of
 from accountant.wire.policy_models import IDLE, UNASSIGNED, UsageWindow
-from accountant.wire.usage_cost_and_job_models import Accounts, BudgetState, CostAnswer, GuaranteesAnswer, UsageAnswer
+from accountant.wire.usage_cost_and_job_models import (
+    Accounts,
+    BudgetState,
+    CostAnswer,
+    GuaranteesAnswer,
+    SpanBefore,
+    UsageAnswer,
+)
 from gputally.base.money import exact_sum, minor_places
 from gputally.base.number_format import NOTHING, hours, percent
 from gputally.base.terminal import figures, table
@@ -167,6 +174,21 @@ def _metered(answer: UsageAnswer) -> str:
 def noted_caption(note: str, caption: str) -> str:
     """A caption that begins with the answer's note, if it has one."""
     return f"{note}\n{caption}" if note else caption
+
+
+def changed(now_us: int | None, before_us: int | None) -> str:
+    """GPU-hours of the span before and of this one, and the change: `8.0 → 10.0, +25.0 %`."""
+    if now_us is None or before_us is None:
+        return NOTHING
+    return f"{hours(before_us)} → {hours(now_us)}, {relative_of(now_us, before_us)}"
+
+
+def compared_with(before: SpanBefore | None, zone: tzinfo) -> str:
+    """The rest of a caption: what the column `change` compares with."""
+    if before is None:
+        return ""
+    known = f"{percent(before.coverage)} metered" if before.coverage else "of which nothing is known"
+    return f"; change: held GPU-hours from {instant(before.start_ms, zone)} to {instant(before.end_ms, zone)}, {known}"
 
 
 def _label(columns: int, text: str) -> tuple[str, ...]:

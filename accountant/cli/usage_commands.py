@@ -12,6 +12,7 @@ from typer import Argument, Option
 
 from accountant.cli.connection_options import (
     Books,
+    Compare,
     End,
     Grouping,
     LedgerOptions,
@@ -137,6 +138,7 @@ def jobs(
     columns: Annotated[
         str | None, Option(help="Columns to show beside the job, as --sort names them: user,utilisation,cost.")
     ] = None,
+    compare: Compare = False,
     limit: Annotated[
         int | None,
         Option(min=1, help=f"Number of jobs to show (default: {SHOWN} in a table, all in JSON, CSV and Parquet)."),
@@ -161,12 +163,13 @@ def jobs(
             show(output, lambda: print_job(job_answer, zone), job_answer.model_dump(mode="json"), epochs)
             return
         query: Query = {**span, "state": state, "kind": kind, "search": search or None, "sort": order, **filters(where)}
+        query = {**query, "compare": "true" if compare else None}
         if output == "parquet":
             write_binary(remote.get("/jobs.parquet", {**query, "columns": ",".join(shown) or None}))
             return
         most = SHOWN if limit is None and output == "table" else limit
         answer = remote.whole(JobsAnswer, "/v1/jobs", query, most)
-    rows = (job_record(job, answer.currency, shown) for job in answer.jobs)
+    rows = (job_record(job, answer.currency, shown, compare=compare) for job in answer.jobs)
     show(output, lambda: jobs_table(answer, zone, shown), answer.model_dump(mode="json"), rows)
 
 
@@ -183,6 +186,7 @@ def nodes(
     columns: Annotated[
         str | None, Option(help="Columns to show beside the node, as --sort names them: gpus,held,down.")
     ] = None,
+    compare: Compare = False,
     limit: Annotated[
         int | None,
         Option(min=1, help=f"Number of nodes to show (default: {SHOWN} in a table, all in JSON, CSV and Parquet)."),
@@ -199,6 +203,7 @@ def nodes(
     shown, order = chosen_columns(columns, COLUMNS), chosen_order(sort, NODE_ORDERS)
     span: Query = {"start": start, "end": end, "timezone": at.timezone}
     query: Query = {**span, "search": search or None, "sort": order, **filters(where)}
+    query = {**query, "compare": "true" if compare else None}
     if output == "parquet":
         refuse_ignored("with --output parquet", "limit")
     with at.connection() as remote:
@@ -206,5 +211,5 @@ def nodes(
             write_binary(remote.get("/nodes.parquet", {**query, "columns": ",".join(shown) or None}))
             return
         answer = remote.whole(NodesAnswer, "/v1/nodes", query, SHOWN if limit is None and output == "table" else limit)
-    rows = (node_record(node, shown) for node in answer.lines)
+    rows = (node_record(node, shown, compare=compare) for node in answer.lines)
     show(output, lambda: nodes_table(answer, zone, shown), answer.model_dump(mode="json"), rows)

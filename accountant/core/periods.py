@@ -186,3 +186,14 @@ class Timeline(Generic[T]):
         if kept[-1][1] == value:
             return Timeline(kept)
         return Timeline((*kept, (since_ms, value)))
+
+
+def span_before(start_ms: int, end_ms: int, tz: ZoneInfo) -> tuple[int, int]:
+    """The span to compare with: for a month the previous one, for the beginning of a month the same part of the
+    previous one, otherwise the same length before."""
+    month = Month.of(start_ms, tz)
+    first, last = month.span(tz)
+    if start_ms == first and end_ms <= last:
+        begin, stop = month.previous.span(tz)
+        return begin, stop if end_ms == last else min(begin + end_ms - start_ms, stop)
+    return start_ms - (end_ms - start_ms), start_ms

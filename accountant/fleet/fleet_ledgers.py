@@ -267,7 +267,7 @@ class Fleet:
         coverage and watermark_ms are the lowest of all members. Raises UnsupportedQuestion, and UnreadableLedger if one
         of the members cannot be read, because shares follow from windows."""
         found, left_out = asked(members, lambda member: member.ledger.window(spec, at_ms, measure, 0.0), progress)
-        refuse_left_out(left_out)
+        refuse_left_out(left_out.values())
         windows = [*found.values()]
         usage: Counter[str] = Counter()
         for window in windows:
@@ -416,14 +416,14 @@ def _of_some(
     """Like `asked`, but raises UnreadableLedger if none of the members can be read."""
     answers, left_out = asked(members, ask, progress)
     if not answers:
-        refuse_left_out(left_out)
+        refuse_left_out(left_out.values())
     return answers, left_out
 
 
-def refuse_left_out(left_out: Mapping[str, str]) -> None:
-    """Raises UnreadableLedger if a ledger is left out."""
-    if left_out:
-        raise UnreadableLedger("; ".join(left_out.values()) + "; or ask for the other ledgers only")
+def refuse_left_out(reasons: Collection[str]) -> None:
+    """Raises UnreadableLedger if a ledger is left out. reasons: why, for each of them."""
+    if reasons:
+        raise UnreadableLedger("; ".join(reasons) + "; or ask for the other ledgers only")
 
 
 def _limited(query: FleetQuery, member: Member) -> FleetQuery:

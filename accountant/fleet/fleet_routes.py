@@ -9,11 +9,11 @@ import asyncio
 import csv
 import io
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from types import SimpleNamespace
-from typing import Annotated, Any, Final, TypeVar, cast
-from urllib.parse import quote, urlencode
+from typing import Annotated, Any, Final, TypeVar, cast, get_args
+from urllib.parse import quote
 
 from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
@@ -25,7 +25,16 @@ from accountant.api.answer_cache import CachedAnswer, open_page
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.node_routes import NODES_WIDTH
 from accountant.api.problems import Refusal
-from accountant.api.query_parameters import GroupedParams, Params, QuerySpan, check_cost, invalid
+from accountant.api.query_parameters import (
+    JOBS_WIDTH,
+    GroupedParams,
+    Params,
+    QuerySpan,
+    check_cost,
+    invalid,
+    with_span_before,
+)
+from accountant.billing.job_costs import in_order, rank_of
 from accountant.billing.statements import Statement
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core import periods
@@ -48,19 +57,35 @@ from accountant.fleet.fleet_ledgers import (
     refuse_left_out,
     statement_lines,
 )
-from accountant.ledger.usage import added
+from accountant.ledger.usage import EarlierSpan, added
 from accountant.reports import figure_formatting, html_page, node_list
-from accountant.reports.node_list import Machine, NodeChoice
+from accountant.reports.node_list import Machine
 from accountant.web import month_and_decision_pages, page_queries, page_rows
-from accountant.web.job_list_page import JOBS_A_PAGE, month_steps, named
-from accountant.web.list_bar import ListOrder
+from accountant.web.job_list_page import COLUMNS as JOB_COLUMNS
+from accountant.web.job_list_page import (
+    COMPARED,
+    JOBS_A_PAGE,
+    STATES,
+    TEXTS,
+    JobListParams,
+    change_of,
+    file_rows,
+    month_steps,
+    named,
+    span_names,
+    total_changes,
+)
+from accountant.web.job_list_page import bar_of as jobs_bar_of
+from accountant.web.list_bar import Bar, ListOrder
+from accountant.web.list_files import FileFormat, FileKind, ListRecords, list_file
 from accountant.web.node_list_page import COLUMNS as NODE_COLUMNS
-from accountant.web.node_list_page import NODES_A_PAGE, NodeListParams, bar_of, totals_of
-from accountant.web.page_queries import ListSpan
+from accountant.web.node_list_page import NODES_A_PAGE, NodeListParams, bar_of, file_fields, totals_of
+from accountant.web.node_list_page import change_of as node_change_of
+from accountant.web.page_queries import ListedNodes, ListSpan
 from accountant.web.page_rows import paged
-from accountant.wire.option_types import NODE_ORDERS, JobState, Order
+from accountant.wire.option_types import JOB_ORDERS, NODE_ORDERS, JobKind
 from accountant.wire.policy_models import IDLE, UNASSIGNED
-from accountant.wire.usage_cost_and_job_models import CostAnswer, Job, UsageAnswer
+from accountant.wire.usage_cost_and_job_models import CostAnswer, Job, JobSort, UsageAnswer
 from gputally.base.clock import Clock
 from gputally.base.money import exact_sum
 from gputally.base.units import MS_PER_SECOND
@@ -190,10 +215,15 @@ class FleetReport(FleetMonthParams):
     )
 
 
-class FleetJobs(FleetMonthParams):
-    team: str | None = Field(default=None, max_length=253)
-    state: JobState | None = None
-    page: int = Field(default=1, ge=1, le=10_000)
+class FleetJobs(JobListParams):
+    """As the page of one ledger; the jobs that held most GPU time first, because prices and currencies differ."""
+
+    sort: JobSort = "gpu_hours"
+    ledger: Chosen = ()
+
+
+FIRST_JOBS: Final = FleetJobs().choice
+"""The jobs that the page shows first."""
 
 
 class FleetNodes(NodeListParams):
@@ -292,7 +322,7 @@ async def report(
     month = (await asyncio.to_thread(_months, request, deps, asked)).value
     if asked.format == "json":
         return tagged(request, month.summary.model_dump_json().encode(), "application/json")
-    refuse_left_out(month.summary.left_out)  # a table of amounts has no place to name what it lacks
+    refuse_left_out(month.summary.left_out.values())  # a table of amounts has no place to name what it lacks
     text = io.StringIO()
     rows = list(statement_lines(month.stated))
     writer = csv.DictWriter(text, rows[0] if rows else ["ledger"], lineterminator="\n")
@@ -403,35 +433,139 @@ class _JobRow:
     job: Job
 
 
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """The first jobs of a ledger in the order of the view. jobs: counted in all of them."""
+
+    shown: Sequence[Job]
+    jobs: page_rows.Jobs
+    before: EarlierSpan | None
+    currency: str | None
+    as_of_ms: int | None
+
+
+AskedJobs = Annotated[FleetJobs, Query()]
+
+
 @router.get("/fleet/jobs", include_in_schema=False)
-def jobs_page(request: Request, asked: Annotated[FleetJobs, Query()], deps: AppDeps, principal: Reader) -> Response:
-    """The largest jobs of all clusters: those that held most GPU time, since prices and currencies differ."""
-    where = team_filter(principal, () if asked.team is None else (asked.team,))
-    state = _state(request)
-    month = shown_month(state, asked.month)
-    rows, counted, kept_ms = list[_JobRow](), list[page_rows.Jobs](), list[int]()
-    answers, left_out = state.asked(
-        asked.ledger,
-        lambda pages: (page_queries.jobs_of(pages, ListSpan.of_month(month, pages), where), pages.book()),
-    )
-    for name, (found, book) in answers.items():
-        of_ledger = found.value.get(asked.state, page_rows.NO_JOBS)
-        rows += [_JobRow(name, book.currency if book else None, job) for job in of_ledger.shown]
-        counted.append(of_ledger)
-        kept_ms += [] if found.as_of_ms is None else [found.as_of_ms]
-    rows.sort(key=lambda row: (-row.job.accounts_gpu_us.allocated, row.ledger, row.job.id))
-    query = {**asked.model_dump(exclude_none=True, exclude={"page"}), "month": str(month)}
-    shown = paged(
-        rows, asked.page, JOBS_A_PAGE, f"/fleet/jobs?{urlencode(query, doseq=True)}&page=",
-        sum(one.count for one in counted),
-    )  # fmt: skip
+def jobs_page(request: Request, asked: AskedJobs, deps: AppDeps, principal: Reader) -> Response:
+    """The jobs of all clusters in a span, as far as each has published it."""
+    bar = _jobs_bar(asked, deps)
+    if not bar.is_tidy(request):
+        return RedirectResponse(bar.tidy, 303)
+    found, left_out = _jobs_of_ledgers(_state(request), asked, principal, asked.page * JOBS_A_PAGE)
+    rows, sums = _in_order(found, asked), [one.jobs for one in found.values()]
+    # The sums of all pages are exact, and so many jobs of each ledger are read that this page has its own.
+    shown = paged(rows, asked.page, JOBS_A_PAGE, bar.page_url, sum(one.count for one in sums))
+    zone, span = periods.zone(bar.span.timezone), bar.span
+    (whole, currency) = _added(sums, [one.currency for one in found.values()])
     return _page(
-        request, deps, "fleet_jobs.html", min(kept_ms, default=None), current="/fleet/jobs", month=month, shown=shown,
-        team=asked.team, state=asked.state, allocated_us=sum(one.allocated_us for one in counted),
-        idle_us=sum(one.idle_us for one in counted), months=_neighbours(state, str(month)), listed=len(rows),
-        left_out=left_out,
-        utilisation=page_rows.utilisation, ledgers_query=urlencode({"ledger": asked.ledger}, doseq=True),
+        request, deps, "fleet_jobs.html", min((one.as_of_ms for one in found.values() if one.as_of_ms), default=None),
+        current="/fleet/jobs", bar=bar, titles=bar.titles, named=named, shown=shown, jobs=whole, state=asked.state,
+        states=STATES, kinds=get_args(JobKind), columns=JOB_COLUMNS, texts=TEXTS, currency=currency,
+        left_out=left_out, utilisation=page_rows.utilisation, months=month_steps(bar), span_zone=zone,
+        span_text=figure_formatting.span_of(span.start_ms, span.end_ms, zone),
+        order=ListOrder(bar.url, asked.order, JOB_ORDERS.ascending.__contains__), change=change_of,
+        compared_columns=COMPARED, total_changes=total_changes(whole, currency),
+        **_compared(bar, [one.before for one in found.values()]),
     )  # fmt: skip
+
+
+def _compared(bar: Bar, spans: Sequence[EarlierSpan | None]) -> dict[str, Any]:
+    """What a list is compared with, as the templates need it. spans: of each ledger."""
+    if not bar.params.compare:
+        return {"before": None, "before_text": ""}
+    _, before = with_span_before(bar.span, compare=True)
+    covered = [one.coverage or 0.0 for one in spans if one is not None]
+    known = EarlierSpan(before.start_ms, before.end_ms, min(covered, default=None))
+    text = figure_formatting.span_of(before.start_ms, before.end_ms, periods.zone(before.timezone))
+    return {"before": known, "before_text": text}
+
+
+def _added(sums: Sequence[page_rows.Jobs], currencies: Sequence[str | None]) -> tuple[page_rows.Jobs, str | None]:
+    """The sums of all ledgers, and the currency of their cost; None if it is not one."""
+    earlier = [one.before for one in sums if one.count]
+    before = None if None in earlier else [one for one in earlier if one is not None]
+    whole = page_rows.Jobs(
+        (), sum(one.count for one in sums), sum(one.allocated_us for one in sums), sum(one.idle_us for one in sums),
+        exact_sum(one.total for one in sums), unpriced=any(one.unpriced for one in sums),
+        before=_added(before, ())[0] if before else None,
+    )  # fmt: skip
+    return whole, currencies[0] if len(set(currencies)) == 1 else None
+
+
+@router.get("/fleet/jobs.csv", include_in_schema=False)
+def jobs_csv(request: Request, asked: AskedJobs, deps: AppDeps, principal: DocumentReader) -> Response:
+    return _jobs_file(request, asked, deps, principal, "csv")
+
+
+@router.get("/fleet/jobs.parquet", include_in_schema=False)
+def jobs_parquet(request: Request, asked: AskedJobs, deps: AppDeps, principal: DocumentReader) -> Response:
+    return _jobs_file(request, asked, deps, principal, "parquet")
+
+
+def _jobs_file(
+    request: Request, asked: FleetJobs, deps: Deps, principal: Principal, file_format: FileFormat
+) -> Response:
+    """All jobs of the view. Raises UnreadableLedger if a ledger is left out, because a file cannot say so."""
+    bar = _jobs_bar(asked, deps)
+    found, left_out = _jobs_of_ledgers(_state(request), asked, principal, None)
+    refuse_left_out(left_out)
+    jobs = _in_order(found, asked)
+    names, kinds, cells = file_rows(bar, ((row.currency, row.job) for row in jobs))
+    rows = [[row.ledger, *of_row] for row, of_row in zip(jobs, cells, strict=True)]
+    records = ListRecords(["ledger", *names], ["text", *kinds], rows, about=_about(bar))
+    return list_file(request, records, file_format, file_name(file_format, "fleet-jobs", *span_names(bar.span)))
+
+
+def _about(bar: Bar) -> dict[str, str]:
+    """What the metadata of a file say about its span."""
+    span = bar.span
+    return {"start": periods.utc(span.start_ms), "end": periods.utc(span.end_ms), "timezone": span.timezone}
+
+
+def _jobs_bar(asked: FleetJobs, deps: Deps) -> Bar:
+    return jobs_bar_of("/fleet/jobs", asked, deps, {"ledger": asked.ledger})
+
+
+def _jobs_of_ledgers(
+    state: FleetState, asked: FleetJobs, principal: Principal, most: int | None
+) -> tuple[dict[str, _Listed], list[str]]:
+    """The first jobs of each ledger by its name, and why others are left out. most: None for all jobs. Raises Refusal,
+    also if the order is by amounts of several currencies."""
+    where = {**asked.where, **team_filter(principal, asked.where_team)}
+    month = shown_month(state, None) if asked.start is None and asked.end is None else None
+
+    def of_ledger(pages: Deps) -> _Listed:
+        span = ListSpan.of(asked, pages) if month is None else ListSpan.of_month(month, pages)
+        span = replace(span, compared=asked.compare)
+
+        def check() -> None:
+            whole = QuerySpan(span.start_ms, span.until(pages.clock.wall_ms()), span.timezone)
+            for one in with_span_before(whole, compare=asked.compare):
+                check_cost(pages.ledger, pages.settings.limits, one, JOBS_WIDTH, asked.where_cluster)
+
+        book = pages.book()
+        answer = page_queries.jobs_of(pages, span, where, asked.choice, check=check)
+        jobs = answer.value.of(asked.state)
+        shown: Sequence[Job] = jobs.shown
+        if len(shown) < jobs.count and (most is None or most > len(shown)):
+            shown = page_queries.every_job(pages, span, where, asked.choice, asked.state, most)
+        return _Listed(shown, jobs, answer.value.before, book.currency if book else None, answer.as_of_ms)
+
+    found, left_out = state.asked(asked.ledger, of_ledger)
+    currencies = sorted({one.currency for one in found.values() if one.currency})
+    if asked.order.column in ("cost", "burn") and len(currencies) > 1:
+        raise invalid("sort", f"the ledgers have prices in {' and '.join(currencies)}, which do not compare: sort by"
+                              " another column, or choose ledgers with one currency (ledger)")  # fmt: skip
+    return found, left_out
+
+
+def _in_order(found: Mapping[str, _Listed], asked: FleetJobs) -> list[_JobRow]:
+    """The jobs of the ledgers in the order of the view."""
+    rows = [_JobRow(name, of.currency, job) for name, of in sorted(found.items()) for job in of.shown]
+    rank = rank_of(asked.order.column)
+    return in_order(rows, lambda row: rank(row.job), descending=asked.order.descending)
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,40 +576,81 @@ class _NodeRow:
     node: Machine
 
 
+AskedNodes = Annotated[FleetNodes, Query()]
+
+
 @router.get("/fleet/nodes", include_in_schema=False)
-def nodes_page(request: Request, asked: Annotated[FleetNodes, Query()], deps: AppDeps, principal: Reader) -> Response:
+def nodes_page(request: Request, asked: AskedNodes, deps: AppDeps, principal: Reader) -> Response:
     """The nodes of all clusters in a span, as far as each has published it."""
-    require_all_teams(principal)
-    state = _state(request)
-    bar = bar_of("/fleet/nodes", asked, deps, {"ledger": asked.ledger})
+    bar = _nodes_bar(asked, deps, principal)
     if not bar.is_tidy(request):
         return RedirectResponse(bar.tidy, 303)
-    rows, kept_ms = list[_NodeRow](), list[int]()
-
-    def of_ledger(pages: Deps) -> CachedAnswer[tuple[Machine, ...]]:
-        def check() -> None:
-            check_cost(pages.ledger, pages.settings.limits, bar.span, NODES_WIDTH, asked.where_cluster)
-
-        return page_queries.machines(pages, ListSpan.of(asked, pages), asked.where, check)
-
-    answers, left_out = state.asked(asked.ledger, of_ledger)
-    for name, answer in answers.items():
-        rows += [
-            _NodeRow(name, node) for node in node_list.chosen(answer.value, asked.choice._replace(order=Order("name")))
-        ]
-        kept_ms += [] if answer.as_of_ms is None else [answer.as_of_ms]
-    ranked = node_list.chosen([row.node for row in rows], NodeChoice("", asked.order))
+    rows, answers, left_out = _nodes_of_ledgers(_state(request), asked, bar)
     ledger_of = {id(row.node): row.ledger for row in rows}
+    ranked = [row.node for row in rows]
     shown = paged(ranked, asked.page, NODES_A_PAGE, bar.page_url)
     zone = periods.zone(bar.span.timezone)
+    compared = _compared(bar, [answer.value.before for answer in answers])
     return _page(
-        request, deps, "fleet_nodes.html", min(kept_ms, default=None), current="/fleet/nodes", bar=bar,
+        request, deps, "fleet_nodes.html", min((one.as_of_ms for one in answers if one.as_of_ms), default=None),
+        current="/fleet/nodes", bar=bar,
         titles=bar.titles, named=named, shown=shown, nodes=shown.rows, left_out=left_out, columns=NODE_COLUMNS,
-        texts=NODE_ORDERS.ascending, gpus=sum(row.node.gpus for row in rows), totals=totals_of(ranked),
+        texts=NODE_ORDERS.ascending, gpus=sum(node.gpus for node in ranked), totals=totals_of(ranked),
         ledger_of=lambda node: ledger_of[id(node)], quiet=frozenset(), span_zone=zone, months=month_steps(bar),
         span_text=figure_formatting.span_of(bar.span.start_ms, bar.span.end_ms, zone),
         order=ListOrder(bar.url, asked.order, NODE_ORDERS.ascending.__contains__),
+        compared_with=compared["before"], before_text=compared["before_text"], change=node_change_of,
+        totals_before=totals_of([node.then for node in ranked if node.then is not None]),
+        relative=figure_formatting.relative_of,
     )  # fmt: skip
+
+
+@router.get("/fleet/nodes.csv", include_in_schema=False)
+def nodes_csv(request: Request, asked: AskedNodes, deps: AppDeps, principal: Reader) -> Response:
+    return _nodes_file(request, asked, deps, principal, "csv")
+
+
+@router.get("/fleet/nodes.parquet", include_in_schema=False)
+def nodes_parquet(request: Request, asked: AskedNodes, deps: AppDeps, principal: Reader) -> Response:
+    return _nodes_file(request, asked, deps, principal, "parquet")
+
+
+def _nodes_file(
+    request: Request, asked: FleetNodes, deps: Deps, principal: Principal, file_format: FileFormat
+) -> Response:
+    """All nodes of the view. Raises UnreadableLedger if a ledger is left out, because a file cannot say so."""
+    bar = _nodes_bar(asked, deps, principal)
+    found, _, left_out = _nodes_of_ledgers(_state(request), asked, bar)
+    refuse_left_out(left_out)
+    parts = file_fields(bar)
+    rows = [[row.ledger, *(part.of(row.node) for part in parts)] for row in found]
+    kinds: list[FileKind] = ["text", *(part.kind for part in parts)]
+    records = ListRecords(["ledger", *(part.name for part in parts)], kinds, rows, about=_about(bar))
+    return list_file(request, records, file_format, file_name(file_format, "fleet-nodes", *span_names(bar.span)))
+
+
+def _nodes_bar(asked: FleetNodes, deps: Deps, principal: Principal) -> Bar:
+    require_all_teams(principal)
+    return bar_of("/fleet/nodes", asked, deps, {"ledger": asked.ledger})
+
+
+def _nodes_of_ledgers(
+    state: FleetState, asked: FleetNodes, bar: Bar
+) -> tuple[list[_NodeRow], list[CachedAnswer[ListedNodes]], list[str]]:
+    """The nodes of the ledgers in the order of the view, the answers, and why other ledgers are left out."""
+
+    def of_ledger(pages: Deps) -> CachedAnswer[ListedNodes]:
+        def check() -> None:
+            for one in with_span_before(bar.span, compare=asked.compare):
+                check_cost(pages.ledger, pages.settings.limits, one, NODES_WIDTH, asked.where_cluster)
+
+        return page_queries.machines(pages, ListSpan.of(asked, pages, compared=asked.compare), asked.where, check)
+
+    answers, left_out = state.asked(asked.ledger, of_ledger)
+    rows = [_NodeRow(name, node) for name, answer in answers.items() for node in answer.value.nodes]
+    ledger_of = {id(row.node): row.ledger for row in rows}
+    ranked = node_list.chosen([row.node for row in rows], asked.choice)
+    return [_NodeRow(ledger_of[id(node)], node) for node in ranked], list(answers.values()), left_out
 
 
 def _page(

@@ -221,7 +221,7 @@ class FleetService:
         it."""
         try:
             month = fleet_routes.shown_month(self._state, None)
-            page_queries.jobs_of(deps, page_queries.ListSpan.of_month(month, deps), {})
+            page_queries.jobs_of(deps, page_queries.ListSpan.of_month(month, deps), {}, fleet_routes.FIRST_JOBS)
             for start in RECENT:
                 page_queries.machines(deps, page_queries.ListSpan.of(NodesParams(start=start), deps))
         except Exception as error:  # noqa: BLE001 - one ledger must not stop the others

@@ -301,6 +301,25 @@ def added(accounts: Iterable[Accounts]) -> Accounts:
     return Accounts(**{name: sum(getattr(summand, name) for summand in summands) for name in ACCOUNTS})
 
 
+@dataclass(frozen=True, slots=True)
+class EarlierSpan:
+    """The span before, to compare with. coverage: as `coverage`."""
+
+    start_ms: int
+    end_ms: int
+    coverage: float | None
+
+    @classmethod
+    def of(cls, span: tuple[int, int], usage: Usage) -> EarlierSpan:
+        """usage: all usage of the span."""
+        return cls(*span, coverage(usage))
+
+    @property
+    def known(self) -> tuple[int, int] | None:
+        """The span; None if nothing of it is known, so that its figures are unknown and not zero."""
+        return (self.start_ms, self.end_ms) if self.coverage else None
+
+
 def coverage(lines: Sequence[UsageLine] | Usage) -> float | None:
     """Metered share of the capacity without `down`, for complete usage of a span; None if there is no capacity."""
     if isinstance(lines, Usage | UsageLines):

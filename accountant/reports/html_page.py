@@ -120,13 +120,16 @@ class ChartColumn:
     label, long_label: what stands below it if every column has a label and is narrow, and otherwise.
     told: its values as text, one a line.
     parts: class and value of each part, the lowest first.
-    unknown: the part of the time, from 0 to 1, of which nothing is known."""
+    unknown: the part of the time, from 0 to 1, of which nothing is known.
+    edges: where its time begins and ends, as a page's parameters say it, for a page whose script zooms; "" for an end
+        that is that of the page."""
 
     label: str
     long_label: str
     told: str
     parts: Sequence[tuple[str, float]]
     unknown: float = 0.0
+    edges: tuple[str, str] | None = None
 
 
 def unknown_text(part: float) -> str:
@@ -160,12 +163,18 @@ def stacked(
     for step in range(5):
         _grid_line(svg, _TOP + plot_h * (1 - step / 4), f"{top * step / 4:,.2f}".rstrip("0").rstrip("."))
     pitch = plot_w / max(1, len(columns))
+    if any(column.edges for column in columns):
+        svg.set("data-left", str(_LEFT))
+        svg.set("data-right", str(_LEFT + plot_w))
     width = min(_COLUMN_PX, max(1.0, pitch * 0.78))
     label_every = 1 if pitch >= _LABEL_PX or not thinned else math.ceil(_LABEL_PX / pitch)
     for i, column in enumerate(columns):
         x = _LEFT + pitch * i + (pitch - width) / 2
         below = 0.0
         group = ET.SubElement(svg, "g")
+        if column.edges is not None:
+            group.set("data-start", column.edges[0])
+            group.set("data-end", column.edges[1])
         ET.SubElement(group, "title").text = column.told
         if column.unknown:
             rect(group, "unknown", x, _TOP, width, plot_h * column.unknown)

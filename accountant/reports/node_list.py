@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
+from accountant.core.claim_overlap import Span
 from accountant.core.record_age import is_old
 from accountant.ledger.protocols import Down, Moment, NodeFacts
 from accountant.ledger.usage import Where, sum_of_usage_lines
@@ -21,7 +22,8 @@ class Machine:
     gpus: number of GPUs that it had in the span.
     down: why it cannot be used now, "" if it can.
     newest_ms: the end of its newest record; None if unknown.
-    outages: when it could not be used in the span, the newest first."""
+    outages: when it could not be used in the span, the newest first.
+    before: its accounts in the span before; None if it is not compared."""
 
     cluster: str
     name: str
@@ -33,6 +35,12 @@ class Machine:
     down: str
     newest_ms: int | None
     outages: tuple[Down, ...]
+    before: Accounts | None = None
+
+    @property
+    def then(self) -> Machine | None:
+        """The node with its accounts of the span before; None if it is not compared."""
+        return None if self.before is None else replace(self, accounts=self.before)
 
     @property
     def utilisation(self) -> float | None:
@@ -49,18 +57,25 @@ def machines(
     end_ms: int,
     where: Where | None = None,
     timezone: str = "UTC",
+    before: Span | None = None,
 ) -> tuple[Machine, ...]:
     """The nodes with records in the span or with facts, sorted by cluster and name.
 
-    where: only nodes with time that matches, and only this time; and nodes without any that the filter names."""
+    where: only nodes with time that matches, and only this time; and nodes without any that the filter names.
+    before: an earlier span to compare with, of which something is known; its nodes are listed too."""
     status = ledger.status()
     facts_of = {(node.cluster, node.name): node for node in status.nodes}
     lines: dict[tuple[str, str], list[UsageLine]] = {}
     for line in ledger.usage((start_ms, end_ms), ("cluster", "node", "gpu_model"), where, timezone).lines():
         lines.setdefault((line.key["cluster"], line.key["node"]), []).append(line)
+    earlier = {
+        (line.key["cluster"], line.key["node"]): line.accounts_gpu_us
+        for line in (ledger.usage(before, ("cluster", "node"), where, timezone).lines() if before is not None else ())
+    }
     devices, newest = status.gpus_at(start_ms, end_ms), status.newest_by_node
     rows = []
-    for key in sorted(lines.keys() | {key for key, fact in facts_of.items() if _is_named(fact, where or {})}):
+    named = {key for key, fact in facts_of.items() if _is_named(fact, where or {})}
+    for key in sorted({*lines, *earlier, *named}):
         fact, of_node = facts_of.get(key), lines.get(key, [])
         down = next((node.reason for node in reversed(fact.down) if node.end_ms is None), "") if fact else ""
         rows.append(
@@ -78,6 +93,7 @@ def machines(
                     for one in reversed(fact.down if fact else ())
                     if one.start_ms < end_ms and (one.end_ms is None or one.end_ms > start_ms)
                 ),
+                before=None if before is None else earlier.get(key, Accounts()),
             )
         )
     return tuple(rows)

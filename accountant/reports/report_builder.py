@@ -36,7 +36,7 @@ from accountant.billing.statements import (
 from accountant.billing.statements import build as build_statement
 from accountant.billing.usage_pricing import charges
 from accountant.bookkeeping.bookkeeper import Bookkeeper
-from accountant.core.periods import Month, zone
+from accountant.core.periods import Month, span_before, zone
 from accountant.core.settings import InvoiceIssuer
 from accountant.history_import.import_run import IMPORTING, ImportRow, import_rows, imported_chunks
 from accountant.ledger.protocols import EpochReport, Moment, ReadableLedger
@@ -181,17 +181,6 @@ def read_data(
         peaks=_peaks(ledger, jobs, teams, start_ms, end_ms, timezone),
         everyone=ledger.status().teams,
     )
-
-
-def span_before(start_ms: int, end_ms: int, tz: ZoneInfo) -> tuple[int, int]:
-    """The span to compare with: for a month the previous one, for the beginning of a month the same part of the
-    previous one, otherwise the same length before."""
-    month = Month.of(start_ms, tz)
-    first, last = month.span(tz)
-    if start_ms == first and end_ms <= last:
-        begin, stop = month.previous.span(tz)
-        return begin, stop if end_ms == last else min(begin + end_ms - start_ms, stop)
-    return start_ms - (end_ms - start_ms), start_ms
 
 
 def _peaks(

@@ -19,7 +19,7 @@ from fastapi.responses import RedirectResponse
 from accountant.api.access_control import Reader, check_teams, team_filter
 from accountant.api.answer_cache import CachedAnswer
 from accountant.api.dependencies import AppDeps, Deps
-from accountant.api.query_parameters import NamedDimension, QuerySpan, check_cost, invalid
+from accountant.api.query_parameters import NamedDimension, QuerySpan, check_cost, invalid, with_span_before
 from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.exports.protocol import file_name
@@ -27,7 +27,6 @@ from accountant.ledger.protocols import JobKey
 from accountant.ledger.usage import OF_TIME
 from accountant.reports import figure_formatting, html_page
 from accountant.reports.html_page import ChartColumn
-from accountant.reports.report_builder import span_before
 from accountant.web import month_and_decision_pages, page_queries, saved_views
 from accountant.web.explore_table import (
     COLUMNS,
@@ -58,6 +57,7 @@ from gputally.base.money import exact_sum, gpu_hours
 from gputally.base.number_format import NOTHING, number
 from gputally.base.units import US_PER_HOUR
 from gputally.base.untrusted_text import for_cell
+from gputally.server import page_layout
 from gputally.server.tokens_and_grants import Principal
 
 router = APIRouter(include_in_schema=False)
@@ -137,7 +137,7 @@ def explore_page(request: Request, params: Params, deps: AppDeps, principal: Rea
     zone = periods.zone(bar.span.timezone)
     first_ms = deps.ledger.status().extent[0]
     from_ms = min(found.start_ms, found.before_ms[0] if found.before_ms is not None else found.start_ms)
-    return month_and_decision_pages.page(
+    answer = month_and_decision_pages.page(
         request, "/explore", "explore.html", deps, bar=bar, found=found, shown=rows, columns=columns,
         titles=bar.titles, crossed=crossed, others=view.others, total=view.rows.total,
         before=view.rows.total_before,
@@ -150,7 +150,7 @@ def explore_page(request: Request, params: Params, deps: AppDeps, principal: Rea
         measured=lambda value: _measured(view.asked.measure, value, currency), measure=FIGURES[view.asked.measure],
         measures=[Choice(name, FIGURES[name].title, name == params.measure) for name in MEASURES_SHOWN],
         currency=currency, **saved_views.of(request, deps, principal),
-        unit=_unit, chart=_chart(found.chart, view.asked.measure, currency),
+        unit=_unit, chart=_chart(found.chart, view.asked.measure, currency, _edges(found, bar)),
         parts=_legend(found.chart), narrower=_narrower(bar, found.chart),
         as_of_ms=view.answer.as_of_ms, span_zone=zone, questions=_questions(bar),
         note=params.note(found.start_ms, deps.clock.wall_ms(), bar.span.timezone, deps.newest_ms(),
@@ -158,7 +158,11 @@ def explore_page(request: Request, params: Params, deps: AppDeps, principal: Rea
         span_text=figure_formatting.span_of(found.start_ms, found.end_ms, zone),
         before_text=figure_formatting.span_of(*found.before_ms, zone) if found.before_ms is not None else "",
         api=[(name, bar.url(f"/v1/{name}", **dict.fromkeys(_OF_THE_VIEW))) for name in ("usage", "cost")],
+        script_url=month_and_decision_pages.ZOOM,
     )  # fmt: skip
+    policy = "Content-Security-Policy"
+    answer.headers[policy] = page_layout.headers(script=True)[policy]  # for the script that zooms
+    return answer
 
 
 @router.get("/explore.csv")
@@ -215,11 +219,11 @@ def _view(bar: GroupedBar, params: ExploreParams, deps: Deps, principal: Princip
     where |= team_filter(principal, where.get("team", ()))
     check_teams(deps, principal, params.where_team)
     unit = time_unit(bar.span, periods.zone(bar.span.timezone))
-    asked = Question(bar.by, where, bar.span.timezone, params.measure, unit)
+    asked = Question(bar.by, where, bar.span.timezone, params.measure, unit, params.search)
     answer = _explored(bar, params, asked, deps)
     found = answer.value
     sort = bar.sort or bar.usual
-    key = ("explored rows", found.found_ms, _identity(bar, params, asked), params.search, sort)
+    key = ("explored rows", found.found_ms, _identity(bar, params, asked), sort)
     rows = deps.answers.ask(key, lambda: selected(found, params.search, sort, bar.by, figure_formatting.name),
                             lambda: None).value  # fmt: skip
     return View(bar, asked, answer, rows)
@@ -228,23 +232,22 @@ def _view(bar: GroupedBar, params: ExploreParams, deps: Deps, principal: Princip
 def _identity(bar: GroupedBar, params: ExploreParams, asked: Question) -> tuple[object, ...]:
     """What distinguishes a question. An end that is not given is now."""
     where = tuple(sorted((name, tuple(sorted(values))) for name, values in asked.where.items()))
-    return *bar.span_identity, asked.by, where, asked.timezone, asked.measure, asked.unit, params.compare
+    return *bar.span_identity, asked.by, where, asked.timezone, asked.measure, asked.unit, asked.search, params.compare
 
 
 def _explored(bar: GroupedBar, params: ExploreParams, asked: Question, deps: Deps) -> CachedAnswer[Explored]:
-    limits, zone = deps.settings.limits, periods.zone(bar.span.timezone)
+    limits = deps.settings.limits
 
-    def spans(span: QuerySpan) -> list[QuerySpan]:
-        before = [QuerySpan(*span_before(span.start_ms, span.end_ms, zone), bar.span.timezone)]
-        return [span, *(before if params.compare else ())]
+    def spans() -> tuple[QuerySpan, ...]:
+        span = params.span(deps.clock.wall_ms(), deps.settings.timezone, limits, deps.newest_ms())
+        return with_span_before(span, compare=params.compare)
 
     # The units of time of the chart are a dimension more.
-    for span in spans(bar.span):
+    for span in with_span_before(bar.span, compare=params.compare):
         check_cost(deps.ledger, limits, span, len(asked.by) + 1, params.where_cluster)
     return page_queries.explored(
         deps, _identity(bar, params, asked), asked,
-        lambda: spans(params.span(deps.clock.wall_ms(), deps.settings.timezone, limits, deps.newest_ms())),
-        html_page.SERIES, ends=params.end is not None,
+        spans, html_page.SERIES, ends=params.end is not None,
     )  # fmt: skip
 
 
@@ -343,6 +346,21 @@ def _legend(chart: Series) -> list[tuple[str, str]]:
     return shown
 
 
+def _edges(found: Explored, bar: GroupedBar) -> list[tuple[str, str]]:
+    """Where the time of each column of the chart begins and ends, as parameters of this page; "" for the page's own
+    end."""
+    chart, zone = found.chart, periods.zone(bar.span.timezone)
+    starts = [cell.name if chart.unit == "day" else f"{cell.name}-01" for cell in chart.cells]
+    if chart.unit == "hour":
+        at, starts = found.start_ms, []
+        for length_ms in periods.hours(found.start_ms, found.end_ms, zone).values():
+            starts.append(periods.utc(at))
+            at += length_ms
+    if starts:
+        starts[0] = periods.utc(found.start_ms)
+    return list(zip(starts, [*starts[1:], ""], strict=True))
+
+
 def _narrower(bar: GroupedBar, chart: Series) -> list[tuple[str, str]]:
     """The columns of a chart by day or month, each with the address of this view of its time alone. So a reader zooms
     in with a keyboard and without a script."""
@@ -359,7 +377,7 @@ def _narrower(bar: GroupedBar, chart: Series) -> list[tuple[str, str]]:
     return found
 
 
-def _chart(chart: Series, measure: Measure, currency: str | None) -> str:
+def _chart(chart: Series, measure: Measure, currency: str | None, edges: Sequence[tuple[str, str]]) -> str:
     parts = _legend(chart) or [("s0", "all")]
     every = max(1, -(-len(chart.cells) // _TIME_TICKS))
     hours = next(step for step in (1, 2, 3, 4, 6, 12, 24) if every <= step or step == 24)
@@ -380,7 +398,7 @@ def _chart(chart: Series, measure: Measure, currency: str | None) -> str:
         label = name if labelled else ""
         stacks = [(parts[at][0], _height(measure, value)) for at, value in sorted(cell.parts.items())
                   if value is not None]  # fmt: skip
-        columns.append(ChartColumn(label, label, "\n".join(told), stacks, cell.unknown))
+        columns.append(ChartColumn(label, label, "\n".join(told), stacks, cell.unknown, edges[place]))
     title = f"{FIGURES[measure].title} by {chart.unit}, {_unit(FIGURES[measure], currency)}"
     named = ", ".join(name for _, name in parts)
     return html_page.stacked("explored", columns, title, f"Parts from below: {named}.", thinned=False)

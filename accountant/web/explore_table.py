@@ -9,7 +9,7 @@ nothing at all is known of that span."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -184,6 +184,13 @@ class Table:
         of = FIGURES[column].of
         return [of(self.row(at)) for at in called_off.each(range(len(self)))]
 
+    def only(self, at: Sequence[int]) -> Table:
+        """These rows."""
+        return Table(
+            [self.keys[one] for one in at], self.names, self.figures[np.array(at, dtype=np.int64)],
+            [self.costs[one] for one in at], [self.billed_us[one] for one in at], [self.unpriced_us[one] for one in at],
+        )  # fmt: skip
+
     def like(self, keys: Sequence[Key]) -> Table:
         """The rows of these keys; a key without a row has zeros."""
         number = {key: at for at, key in enumerate(self.keys)}
@@ -250,13 +257,15 @@ class Explored:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked. unit: the unit of time of the chart."""
+    """What is asked. unit: the unit of time of the chart. search: the text that a name of a row has to contain; "" for
+    all rows."""
 
     by: tuple[Dimension, ...]
     where: Where
     timezone: str
     measure: Measure
     unit: Dimension
+    search: str = ""
 
 
 def table_of(ledger: Moment, book: PriceBook | None, start_ms: int, end_ms: int, asked: Question) -> Table:
@@ -282,11 +291,16 @@ def explore(
     asked: Question,
     found_ms: int,
     most_series: int,
+    named: Callable[[str], str],
 ) -> Explored:
-    """Asks the question of a span, and of the span before if it is to be compared. most_series: parts of the chart."""
+    """Asks the question of a span, and of the span before if it is to be compared. The chart is of the rows that the
+    search finds.
+
+    most_series: parts of the chart.
+    named: as in `selected`."""
     table = table_of(ledger, book, *span, asked)
     covered = coverage(ledger.usage(span, ()))
-    chart = _chart(ledger, book, span, asked, table, most_series)
+    chart = _chart(ledger, book, span, asked, _found(table, asked.search, named), most_series)
     if before is None:
         return Explored(found_ms, *span, table, covered, None, None, None, chart)
     covered_before = coverage(ledger.usage(before, ()))
@@ -300,11 +314,15 @@ def explore(
 def _chart(
     ledger: Moment, book: PriceBook | None, span: tuple[int, int], asked: Question, table: Table, most: int
 ) -> Series:
-    """The measure by unit of time: the largest values of one dimension, and the others together."""
+    """The measure by unit of time of the rows of the table: the largest values of one dimension, and the others
+    together."""
     series = _series(table, asked.by)
     names, others = _largest(table, asked, series, most)
-    parts = _by_time(ledger, book, span, asked, series, names) if names else {}
-    whole = _by_time(ledger, book, span, asked, None, ()) if others or series is None else {}
+    if asked.search:
+        parts, whole = _of_rows(ledger, book, span, asked, table, series)
+    else:
+        parts = _by_time(ledger, book, span, asked, series, names) if names else {}
+        whole = _by_time(ledger, book, span, asked, None, ()) if others or series is None else {}
     metered = {line.key[asked.unit]: line.accounts_gpu_us
                for line in ledger.usage(span, (asked.unit,), None, asked.timezone).lines()}  # fmt: skip
     cells = []
@@ -384,6 +402,45 @@ def _by_time(
     return {
         ("" if series is None else key[0], key[-1]): value for key, value in zip(usage.row_keys(), values, strict=True)
     }
+
+
+_FEW_VALUES: Final = 1_000
+"""Values that a filter names at most."""
+Parts: TypeAlias = dict[tuple[str, str], Figure]
+
+
+def _of_rows(
+    ledger: Moment,
+    book: PriceBook | None,
+    span: tuple[int, int],
+    asked: Question,
+    table: Table,
+    series: Dimension | None,
+) -> tuple[Parts, Parts]:
+    """The measure of the rows of a table by value of the chart's dimension and unit of time, and of all values together
+    as ""."""
+    kept = frozenset(table.keys)
+    if not kept:
+        return {}, {}
+    by = asked.by if asked.unit in asked.by else (*asked.by, asked.unit)
+    # Fewer rows to read: a dimension only with the values that the rows have, if these are few.
+    values = {name: tuple(sorted({key[place] for key in kept})) for place, name in enumerate(asked.by)}
+    where = {**asked.where, **{name: few for name, few in values.items() if len(few) <= _FEW_VALUES}}
+    rows: Iterable[tuple[Key, Figure]]
+    if asked.measure == "cost":
+        rows = ((tuple(line.key.values()), line.cost) for line in
+                cost(ledger, book, *span, by, where, asked.timezone).lines)  # fmt: skip
+    else:
+        usage = ledger.usage(span, by, where, asked.timezone)
+        rows = zip(usage.row_keys(), _column(usage.names, usage.figures, asked.measure), strict=True)
+    place, time = None if series is None else by.index(series), by.index(asked.unit)
+    parts: dict[tuple[str, str], list[Figure]] = {}
+    whole: dict[tuple[str, str], list[Figure]] = {}
+    for key, value in called_off.each(rows):
+        if key[: len(asked.by)] in kept:
+            parts.setdefault(("" if place is None else key[place], key[time]), []).append(value)
+            whole.setdefault(("", key[time]), []).append(value)
+    return {at: added(of) for at, of in parts.items()}, {at: added(of) for at, of in whole.items()}
 
 
 def _column(names: Sequence[str], figures: Int64Array, measure: Measure) -> list[int]:
@@ -493,16 +550,27 @@ def selected(
     return Selection(at, found.table.total(at, metered=bool(found.covered)), before)
 
 
+def _matching(table: Table, search: str, named: Callable[[str], str]) -> list[int]:
+    """The numbers of the rows that contain a text."""
+    at = list(range(len(table)))
+    if not search:
+        return at
+    wanted = search.casefold()
+    return [one for one in called_off.each(at) if any(wanted in text.casefold() or wanted in named(text).casefold()
+                                                      for text in table.keys[one])]  # fmt: skip
+
+
+def _found(table: Table, search: str, named: Callable[[str], str]) -> Table:
+    """The rows that contain a text, as a table."""
+    return table if not search else table.only(_matching(table, search, named))
+
+
 def _numbers(table: Table, search: str, sort: Order, by: Sequence[Dimension], named: Callable[[str], str]) -> list[int]:
     """The numbers of the rows that contain a text, in the given order; unknown figures last.
 
     sort: by a dimension or a column; by anything else they stay as they are.
     named: the displayed name of a value, which is searched too."""
-    at = list(range(len(table)))
-    if search:
-        wanted = search.casefold()
-        at = [one for one in called_off.each(at) if any(wanted in text.casefold() or wanted in named(text).casefold()
-                                                        for text in table.keys[one])]  # fmt: skip
+    at = _matching(table, search, named)
     name, down = sort
     if name in by:
         place = by.index(name)

@@ -32,7 +32,6 @@ from accountant.prices.price_book import PriceBook
 from accountant.reports import figure_formatting, html_page, report_breakdowns, savings_hints
 from accountant.reports.html_page import ChartColumn
 from accountant.reports.report_breakdowns import BY_JOB
-from accountant.reports.report_builder import span_before
 from accountant.reports.savings_hints import Hint
 from accountant.web import explore_table, home, month_and_decision_pages, page_queries
 from accountant.web.explore_page import figure_text
@@ -194,7 +193,7 @@ class GroupQuestion:
 def figures(moment: Moment, book: PriceBook | None, asked: GroupQuestion, found_ms: int) -> Group:
     """The figures of a value in a month."""
     by, value, teams, timezone = asked.by, asked.value, asked.teams, asked.timezone
-    span, before = asked.span, span_before(*asked.span, periods.zone(timezone))
+    span, before = asked.span, periods.span_before(*asked.span, periods.zone(timezone))
     policies = moment.status().policies(*span)
     values = _queues(policies, value) if by == "queue" else (value,)
     where: dict[Dimension, Collection[str]] = {} if teams is None else {"team": sorted(teams)}

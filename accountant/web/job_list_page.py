@@ -5,7 +5,7 @@ view, on all its pages and with its columns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final, get_args
 
@@ -14,7 +14,7 @@ from fastapi.responses import RedirectResponse
 
 from accountant.api.access_control import DocumentReader, Reader, check_teams, team_filter
 from accountant.api.dependencies import AppDeps, Deps
-from accountant.api.query_parameters import JOBS_WIDTH, JobSort, QuerySpan, check_cost
+from accountant.api.query_parameters import JOBS_WIDTH, QuerySpan, check_cost, with_span_before
 from accountant.billing.job_costs import JobChoice
 from accountant.core import periods
 from accountant.core.periods import Month
@@ -24,11 +24,20 @@ from accountant.ledger.usage import Where
 from accountant.reports import figure_formatting
 from accountant.web import month_and_decision_pages, page_queries, page_rows, saved_views
 from accountant.web.list_bar import Bar, ListOrder, OrderedListParams, check_columns
-from accountant.web.list_files import FileFormat, ListField, ListRecords, list_file
+from accountant.web.list_files import (
+    FileCell,
+    FileFormat,
+    FileKind,
+    ListField,
+    ListRecords,
+    against,
+    before,
+    list_file,
+)
 from accountant.web.page_queries import ListSpan
 from accountant.web.page_rows import paged
 from accountant.wire.option_types import JOB_ORDERS, JobKind, JobOrder, JobState
-from accountant.wire.usage_cost_and_job_models import Job
+from accountant.wire.usage_cost_and_job_models import Job, JobSort
 from gputally.base.money import gpu_hours
 from gputally.base.units import MS_PER_SECOND
 from gputally.server.tokens_and_grants import Principal
@@ -116,10 +125,15 @@ TEXTS: Final = frozenset({*JOB_ORDERS.ascending, "created", "ended"})
 USUAL: Final[tuple[str, ...]] = (
     "team", "user", "state", "gpus", "waited", "gpu_hours", "utilisation", "idle", "cost"
 )  # fmt: skip
+COMPARED: Final[Mapping[JobOrder, JobField]] = {
+    name: COLUMNS[name].parts[0] for name in ("gpu_hours", "busy", "utilisation", "idle", "unknown", "cost", "unpriced")
+}
+"""The columns that have a figure of the span before."""
 _OF_MONEY: Final = frozenset({"cost", "burn"})
 
 
-def _bar(params: JobListParams, deps: Deps) -> Bar:
+def bar_of(path: str, params: JobListParams, deps: Deps, more: Mapping[str, tuple[str, ...]] | None = None) -> Bar:
+    """The bar of a list of jobs. more: further parameters of the page. Raises Refusal."""
     now = deps.clock.wall_ms()
     span = params.span(now, deps.settings.timezone, deps.settings.limits, deps.newest_ms())
     # Nothing of a ledger that stopped is of now.
@@ -128,8 +142,8 @@ def _bar(params: JobListParams, deps: Deps) -> Bar:
         name: column.title.removesuffix(" now" if stopped else "") for name, column in COLUMNS.items()
     }
     bar = Bar(
-        path="/jobs", params=params, span=span, columns=titles, shown=params.columns or USUAL, own=params.own,
-        now_ms=now, labels=deps.settings.exported_labels,
+        path=path, params=params, span=span, columns=titles, shown=params.columns or USUAL,
+        own={**params.own, **(more or {})}, now_ms=now, labels=deps.settings.exported_labels,
     )  # fmt: skip
     check_columns(bar)
     return bar
@@ -139,31 +153,36 @@ def _where(params: JobListParams, bar: Bar, deps: Deps, principal: Principal) ->
     """The filters of a request, with the teams that the caller may see. Raises Refusal."""
     where = {**params.where, **team_filter(principal, params.where_team)}
     check_teams(deps, principal, params.where_team)
-    check_cost(deps.ledger, deps.settings.limits, bar.span, JOBS_WIDTH, params.where_cluster)
+    for span in with_span_before(bar.span, compare=params.compare):
+        check_cost(deps.ledger, deps.settings.limits, span, JOBS_WIDTH, params.where_cluster)
     return where
 
 
 @router.get("/jobs")
 def jobs_page(request: Request, params: AskedJobs, deps: AppDeps, principal: Reader) -> Response:
-    bar = _bar(params, deps)
+    bar = bar_of("/jobs", params, deps)
     if not bar.is_tidy(request):
         return RedirectResponse(bar.tidy, 303)
-    where, span = _where(params, bar, deps, principal), ListSpan.of(params, deps)
+    where, span = _where(params, bar, deps, principal), ListSpan.of(params, deps, compared=params.compare)
     skipped = _before_page(params.page)
     answer = page_queries.jobs_of(deps, span, where, params.choice, skipped)
-    jobs = answer.value.get(params.state, page_rows.NO_JOBS)
+    jobs = answer.value.of(params.state)
     if not jobs.shown and jobs.count:  # a page beyond the last one
         skipped = _before_page(-(-jobs.count // JOBS_A_PAGE))
         answer = page_queries.jobs_of(deps, span, where, params.choice, skipped)
-        jobs = answer.value.get(params.state, page_rows.NO_JOBS)
+        jobs = answer.value.of(params.state)
     zone = periods.zone(span.timezone)
     until_ms = span.until(deps.clock.wall_ms())
     first_ms, newest_ms = deps.ledger.status().extent
-    book = deps.book()
+    book, earlier = deps.book(), answer.value.before
+    currency = book.currency if book is not None else None
     return month_and_decision_pages.page(
         request, "/jobs", "jobs.html", deps, bar=bar, titles=bar.titles, named=named, jobs=jobs, state=params.state,
         shown=paged(jobs.shown, params.page, JOBS_A_PAGE, bar.page_url, jobs.count, skipped),
-        currency=book.currency if book is not None else None, utilisation=page_rows.utilisation,
+        currency=currency, utilisation=page_rows.utilisation, before=earlier,
+        change=change_of, compared_columns=COMPARED,
+        total_changes=total_changes(jobs, currency),
+        before_text="" if earlier is None else figure_formatting.span_of(earlier.start_ms, earlier.end_ms, zone),
         as_of_ms=answer.as_of_ms, months=month_steps(bar), span_zone=zone, columns=COLUMNS, texts=TEXTS,
         span_text=figure_formatting.span_of(span.start_ms, until_ms, zone),
         demand_known=deps.settings.kubernetes.inventory, recorded=newest_ms > span.start_ms and first_ms < until_ms,
@@ -209,27 +228,72 @@ def _file(
     request: Request, params: JobListParams, deps: Deps, principal: Principal, file_format: FileFormat
 ) -> Response:
     """All jobs of the view, with exact hours and costs; a cost that lacks a price is empty."""
-    bar = _bar(params, deps)
-    where, span = _where(params, bar, deps, principal), ListSpan.of(params, deps)
+    bar = bar_of("/jobs", params, deps)
+    where, span = _where(params, bar, deps, principal), ListSpan.of(params, deps, compared=params.compare)
     book = deps.book()
+    currency = book.currency if book is not None else None
+    jobs = page_queries.every_job(deps, span, where, params.choice, params.state)
+    names, kinds, rows = file_rows(bar, ((currency, job) for job in jobs))
+    about = {
+        "start": periods.utc(span.start_ms), "end": periods.utc(span.until(deps.clock.wall_ms())),
+        "timezone": span.timezone, "price_book_version": book.version if book is not None else "",
+    }  # fmt: skip
+    records = ListRecords(names, kinds, rows, about=about)
+    return list_file(request, records, file_format, file_name(file_format, "jobs", *span_names(bar.span)))
+
+
+def file_rows(
+    bar: Bar, jobs: Iterable[tuple[str | None, Job]]
+) -> tuple[list[str], list[FileKind], list[list[FileCell]]]:
+    """The names, kinds and cells of a file's columns. jobs: each with the currency of its costs, None without a price
+    book."""
     parts: list[JobField] = [
         JobField("id", "text", lambda job: job.id), JobField("cluster", "text", lambda job: job.cluster),
         JobField("namespace", "text", lambda job: job.namespace), JobField("job", "text", lambda job: job.job),
     ]  # fmt: skip
     shown = [name for name in COLUMNS if name in bar.shown]
     parts += [part for name in shown for part in COLUMNS[name].parts if part not in parts]
-    if _OF_MONEY & set(shown):
-        parts.append(JobField("currency", "text", lambda _: book.currency if book is not None else ""))
+    if bar.params.compare:
+        compared = dict.fromkeys(part for name in shown if name in COMPARED for part in COLUMNS[name].parts)
+        parts += [before(part, _then) for part in compared]
+    with_currency = bool(_OF_MONEY & set(shown))
     rows = [
-        [None if book is None and part.kind == "money" else part.of(job) for part in parts]
-        for job in page_queries.every_job(deps, span, where, params.choice, params.state)
+        [
+            *(None if currency is None and part.kind == "money" else part.of(job) for part in parts),
+            *([currency or ""] if with_currency else []),
+        ]
+        for currency, job in jobs
     ]
-    about = {
-        "start": periods.utc(span.start_ms), "end": periods.utc(span.until(deps.clock.wall_ms())),
-        "timezone": span.timezone, "price_book_version": book.version if book is not None else "",
+    money: list[FileKind] = ["text"] if with_currency else []
+    return [*(part.name for part in parts), *(["currency"] if with_currency else [])], [
+        *(part.kind for part in parts), *money
+    ], rows  # fmt: skip
+
+
+def change_of(name: JobOrder, job: Job, currency: str | None) -> str:
+    """The figure of a column of `COMPARED` in the span before, and the change since."""
+    return against(COMPARED[name], job, job.then, currency)
+
+
+def total_changes(jobs: page_rows.Jobs, currency: str | None) -> Mapping[str, str]:
+    """The totals of the span before, and their changes since."""
+    was, relative = jobs.before, figure_formatting.relative_of
+    if was is None:
+        return dict.fromkeys(("gpu_hours", "idle", "cost"), f"before {figure_formatting.NOTHING}")
+    texts = {
+        name: f"before {figure_formatting.hours(then)}, {relative(now, then)}"
+        for name, now, then in (
+            ("gpu_hours", jobs.allocated_us, was.allocated_us), ("idle", jobs.idle_us, was.idle_us)
+        )
     }  # fmt: skip
-    records = ListRecords([part.name for part in parts], [part.kind for part in parts], rows, about=about)
-    return list_file(request, records, file_format, file_name(file_format, "jobs", *span_names(bar.span)))
+    cost = f"before {figure_formatting.money(was.total, currency)}"
+    if was.unpriced:
+        cost += " + unpriced"
+    return {**texts, "cost": cost if jobs.unpriced or was.unpriced else f"{cost}, {relative(jobs.total, was.total)}"}
+
+
+def _then(job: Job) -> Job | None:
+    return job.then
 
 
 def span_names(span: QuerySpan) -> tuple[str, str]:

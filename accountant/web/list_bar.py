@@ -60,6 +60,7 @@ class ListParams(WhereParams):
     """The parameters of a page with the bar. add, value: a filter that the form adds."""
 
     search: str = Field(default="", max_length=253)
+    compare: bool = False
     columns: Annotated[tuple[str, ...], BeforeValidator(split_at_commas)] = Field(default=(), max_length=40)
     page: int = Field(default=1, ge=1, le=100_000)
     add: NamedDimension | None = None
@@ -156,7 +157,6 @@ class GroupedListParams(ListParams):
     sort: Annotated[str, AfterValidator(lambda text: str(_order(text)) if text else "")] = Field(
         default="", max_length=340
     )
-    compare: bool = False
 
     @classmethod
     def _in_one_order(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -226,7 +226,7 @@ class Bar:
         params = self.params
         return {
             "start": params.start, "end": params.end, "timezone": params.timezone, "where": params.where, **self.own,
-            "search": params.search, "columns": params.columns,
+            "search": params.search, "columns": params.columns, "compare": params.compare,
         }  # fmt: skip
 
     def _pairs(self, changes: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -13,7 +13,9 @@ from fastapi import Request, Response
 
 from accountant.core import periods
 from accountant.exports.protocol import CSV
+from accountant.reports import figure_formatting
 from gputally.base.money import plain
+from gputally.base.number_format import NOTHING, number
 from gputally.base.untrusted_text import for_cell
 from gputally.server.request_handling import tagged
 
@@ -23,6 +25,33 @@ FileKind = Literal["text", "hours", "money", "price", "float", "integer", "insta
 FileCell = str | Decimal | float | int | None
 FileFormat = Literal["csv", "parquet"]
 Row = TypeVar("Row")
+
+
+def against(field: ListField[Row], now: Row, then: Row | None, currency: str | None) -> str:
+    """A figure of the span before and the change since, for people: `before 12.0, +25.0 %`."""
+    if then is None:
+        return f"before {NOTHING}"
+    values = field.of(now), field.of(then)
+    shares = [value if isinstance(value, float) else None for value in values]
+    amounts = [value if isinstance(value, Decimal) else None for value in values]
+    if field.kind == "float":
+        return f"before {figure_formatting.percent(shares[1])}, {figure_formatting.points(*shares)}"
+    was = amounts[1]
+    if field.kind == "money":
+        text = figure_formatting.money(was, currency)
+    else:
+        text = NOTHING if was is None else number(was, 1)
+    return f"before {text}, {figure_formatting.relative_of(*amounts)}"
+
+
+def before(field: ListField[Row], then: Callable[[Row], Row | None]) -> ListField[Row]:
+    """The column of a file with the figure of the span before."""
+
+    def of(row: Row) -> FileCell:
+        earlier = then(row)
+        return None if earlier is None else field.of(earlier)
+
+    return ListField(f"{field.name}_before", field.kind, of)
 
 
 class ListField(NamedTuple, Generic[Row]):

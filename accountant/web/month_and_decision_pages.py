@@ -1,7 +1,7 @@
 """Serves the home, month, team, prices, coverage, decisions, late-change proposal and sign-in pages.
 
-Names come from users, so all text passes jinja2's autoescape. There are no scripts and no external content. The month
-and team pages are the HTML report with the navigation on top."""
+Names come from users, so all text passes jinja2's autoescape. There is no external content, and the one script is
+Explore's. The month and team pages are the HTML report with the navigation on top."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
+from importlib import resources
 from typing import Annotated, Any, Final
 from urllib.parse import parse_qs, quote, urlencode
 from zoneinfo import ZoneInfo
@@ -125,7 +126,7 @@ def _needs(deps: Deps, so_far: page_rows.MonthSoFar, past: home.Home, at_ms: int
     if so_far.unpriced_us:
         hours = figure_formatting.hours(so_far.unpriced_us, 0)
         found.append((f"{hours} GPU-hours of {so_far.month} have no price", "/prices"))
-    nodes = page_queries.machines(deps, page_queries.recent_nodes(deps)).value
+    nodes = page_queries.machines(deps, page_queries.recent_nodes(deps)).value.nodes
     if down := sum(1 for node in nodes if node.down):
         found.append((f"{down} node{'s are' if down != 1 else ' is'} down", "/nodes?sort=down"))
     quiet = sum(1 for node in nodes if not node.down and node.is_silent(at_ms))
@@ -197,13 +198,18 @@ def coverage_page(request: Request, deps: AppDeps, principal: Reader) -> Respons
     )
 
 
+ZOOM: Final = "/static/zoom.js"
 STATIC = static_routes(
     {
+        ZOOM: (
+            (resources.files("accountant.web") / "static" / "zoom.js").read_bytes(),
+            "text/javascript; charset=utf-8",
+        ),
         STYLE: (page_layout.stylesheet().encode(), page_layout.CSS),
         "/favicon.ico": (page_layout.ICON, page_layout.ICON_TYPE),
     }
 )
-"""The stylesheet of reports and pages; and the icon, which browsers request automatically."""
+"""The stylesheet of reports and pages; the script of Explore; and the icon, which browsers request automatically."""
 
 
 def present(request: Request, refusal: Refusal) -> Response:

@@ -15,7 +15,7 @@ from fastapi.responses import RedirectResponse
 from accountant.api.access_control import Reader, require_all_teams
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.node_routes import NODES_SPAN, NODES_WIDTH
-from accountant.api.query_parameters import Edge, NodeSort, check_cost
+from accountant.api.query_parameters import Edge, check_cost, with_span_before
 from accountant.core import periods
 from accountant.exports.protocol import file_name
 from accountant.reports import figure_formatting, node_list
@@ -23,10 +23,11 @@ from accountant.reports.node_list import Machine, NodeChoice
 from accountant.web import month_and_decision_pages, page_queries, saved_views
 from accountant.web.job_list_page import month_steps, named, span_names
 from accountant.web.list_bar import Bar, ListOrder, OrderedListParams, check_columns
-from accountant.web.list_files import FileFormat, ListField, ListRecords, list_file
+from accountant.web.list_files import FileFormat, ListField, ListRecords, against, before, list_file
 from accountant.web.page_queries import ListSpan
 from accountant.web.page_rows import paged
 from accountant.wire.option_types import NODE_ORDERS, NodeOrder
+from accountant.wire.usage_cost_and_job_models import NodeSort
 from gputally.base.money import gpu_hours
 from gputally.server.tokens_and_grants import Principal
 
@@ -67,6 +68,11 @@ class NodeColumn:
     part: NodeField | None = None
     gpu_us: Callable[[Machine], int] | None = None
 
+    @property
+    def is_compared(self) -> bool:
+        """Whether it has a figure of the span before."""
+        return self.part is not None and (self.gpu_us is not None or self.part.kind == "float")
+
 
 def _of(title: str, account: str) -> NodeColumn:
     def gpu_us(node: Machine) -> int:
@@ -99,6 +105,16 @@ USUAL: Final[tuple[str, ...]] = (
 )  # fmt: skip
 
 
+def change_of(name: NodeOrder, node: Machine) -> str:
+    """The figure of a column in the span before, and the change since; "" for a column that has none."""
+    part = COLUMNS[name].part
+    return against(part, node, node.then, None) if part is not None and COLUMNS[name].is_compared else ""
+
+
+def _then(node: Machine) -> Machine | None:
+    return node.then
+
+
 def totals_of(nodes: Sequence[Machine]) -> dict[str, int]:
     """The sums of the figures, by column."""
     figures = {name: column.gpu_us for name, column in COLUMNS.items() if column.gpu_us is not None}
@@ -121,7 +137,8 @@ def bar_of(path: str, params: NodeListParams, deps: Deps, more: Mapping[str, tup
 def _checked(params: NodeListParams, deps: Deps, principal: Principal) -> Bar:
     require_all_teams(principal)
     bar = bar_of("/nodes", params, deps)
-    check_cost(deps.ledger, deps.settings.limits, bar.span, NODES_WIDTH, params.where_cluster)
+    for span in with_span_before(bar.span, compare=params.compare):
+        check_cost(deps.ledger, deps.settings.limits, span, NODES_WIDTH, params.where_cluster)
     return bar
 
 
@@ -130,15 +147,18 @@ def nodes_page(request: Request, params: AskedNodes, deps: AppDeps, principal: R
     bar = _checked(params, deps, principal)
     if not bar.is_tidy(request):
         return RedirectResponse(bar.tidy, 303)
-    span, now = ListSpan.of(params, deps), deps.clock.wall_ms()
+    span, now = ListSpan.of(params, deps, compared=params.compare), deps.clock.wall_ms()
     answer = page_queries.machines(deps, span, params.where)
-    nodes = node_list.chosen(answer.value, params.choice)
+    nodes, earlier = node_list.chosen(answer.value.nodes, params.choice), answer.value.before
     page = paged(nodes, params.page, NODES_A_PAGE, bar.page_url)
     outages = sorted(((node, down) for node in nodes for down in node.outages), key=lambda one: -one[1].start_ms)
     zone = periods.zone(span.timezone)
     return month_and_decision_pages.page(
         request, "/nodes", "nodes.html", deps, bar=bar, titles=bar.titles, named=named, nodes=page.rows, shown=page,
-        totals=totals_of(nodes), gpus=sum(node.gpus for node in nodes),
+        totals=totals_of(nodes), compared_with=earlier, change=change_of,
+        totals_before=totals_of([node.then for node in nodes if node.then is not None]) if earlier else {},
+        before_text="" if earlier is None else figure_formatting.span_of(earlier.start_ms, earlier.end_ms, zone),
+        relative=figure_formatting.relative_of, gpus=sum(node.gpus for node in nodes),
         as_of_ms=answer.as_of_ms, quiet={(one.cluster, one.name) for one in page.rows if one.is_silent(now)},
         months=month_steps(bar), columns=COLUMNS, texts=NODE_ORDERS.ascending, span_zone=zone,
         span_text=figure_formatting.span_of(span.start_ms, span.until(now), zone),
@@ -163,19 +183,26 @@ def _file(
 ) -> Response:
     """The nodes of the view, with exact hours."""
     bar = _checked(params, deps, principal)
-    span = ListSpan.of(params, deps)
-    nodes = node_list.chosen(page_queries.machines(deps, span, params.where).value, params.choice)
-    parts: list[NodeField] = [
-        NodeField("cluster", "text", lambda node: node.cluster), NodeField("node", "text", lambda node: node.name),
-        NodeField("down_now", "text", lambda node: node.down),
-    ]  # fmt: skip
-    for name, column in COLUMNS.items():
-        if name in bar.shown and column.part is not None:
-            parts.append(column.part)
+    span = ListSpan.of(params, deps, compared=params.compare)
+    nodes = node_list.chosen(page_queries.machines(deps, span, params.where).value.nodes, params.choice)
     about = {
         "start": periods.utc(span.start_ms), "end": periods.utc(span.until(deps.clock.wall_ms())),
         "timezone": span.timezone,
     }  # fmt: skip
+    parts = file_fields(bar)
     rows = [[part.of(node) for part in parts] for node in nodes]
     records = ListRecords([part.name for part in parts], [part.kind for part in parts], rows, about=about)
     return list_file(request, records, file_format, file_name(file_format, "nodes", *span_names(bar.span)))
+
+
+def file_fields(bar: Bar) -> list[NodeField]:
+    """The columns of a view's file."""
+    parts: list[NodeField] = [
+        NodeField("cluster", "text", lambda node: node.cluster), NodeField("node", "text", lambda node: node.name),
+        NodeField("down_now", "text", lambda node: node.down),
+    ]  # fmt: skip
+    shown = [column for name, column in COLUMNS.items() if name in bar.shown and column.part is not None]
+    parts += [column.part for column in shown if column.part is not None]
+    if bar.params.compare:
+        parts += [before(column.part, _then) for column in shown if column.part is not None and column.is_compared]
+    return parts

@@ -10,7 +10,7 @@ The page modules send quick queries to the ledger directly."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -30,10 +30,10 @@ from accountant.core import periods
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import Month
 from accountant.ledger.protocols import GpuOwnership, Ledger, Moment
-from accountant.ledger.usage import Where
-from accountant.reports import node_list, report_builder
+from accountant.ledger.usage import EarlierSpan, Where
+from accountant.reports import figure_formatting, node_list, report_builder
 from accountant.reports.node_list import Machine
-from accountant.reports.report_builder import Readings, span_before
+from accountant.reports.report_builder import Readings
 from accountant.web import explore_table, home, page_rows
 from accountant.web.explore_table import Explored, Question
 from accountant.wire import decision_text
@@ -41,7 +41,7 @@ from accountant.wire.option_types import JobState
 from accountant.wire.policy_models import Decision
 from accountant.wire.usage_cost_and_job_models import Job
 from gputally.base.instants import is_duration
-from gputally.base.units import BUCKET_MS, MS_PER_DAY
+from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR
 
 MOST_JOBS = 500
 DEAREST: Final = JobChoice()
@@ -147,12 +147,14 @@ class ListSpan:
     """The span of a list.
 
     end_ms: None for now, at any time another now.
-    is_recent: whether it is the last hours or days up to now, of which a lake has whole hours only."""
+    is_recent: whether it is the last hours or days up to now, of which a lake has whole hours only.
+    compared: whether it is compared with the span before."""
 
     start_ms: int
     end_ms: int | None
     timezone: str
     is_recent: bool = False
+    compared: bool = False
 
     def until(self, at_ms: int) -> int:
         return at_ms if self.end_ms is None else min(self.end_ms, at_ms)
@@ -164,14 +166,25 @@ class ListSpan:
             moment.status().recent_span(end_ms, end_ms - self.start_ms) if self.is_recent else (self.start_ms, end_ms)
         )
 
+    @contextmanager
+    def moment(self, deps: Deps, at_ms: int) -> Iterator[tuple[Moment, Span, EarlierSpan | None]]:
+        """Opens a moment; yields the span that the ledger answers about, and the one before if it is compared."""
+        zone, until = periods.zone(self.timezone), self.until(at_ms)
+        # An hour more, because the span that a lake answers about may begin earlier.
+        first = periods.span_before(self.start_ms, until, zone)[0] - MS_PER_HOUR if self.compared else self.start_ms
+        with deps.ledger.moment(first, until) as moment:
+            within = self.within(moment, at_ms)
+            before = periods.span_before(*within, zone)
+            yield moment, within, EarlierSpan.of(before, moment.usage(before, ())) if self.compared else None
+
     @classmethod
-    def of(cls, params: SpanParams, deps: Deps) -> ListSpan:
+    def of(cls, params: SpanParams, deps: Deps, *, compared: bool = False) -> ListSpan:
         """The span that a request asks for. Raises Refusal."""
         now = deps.clock.wall_ms()
         span = params.span(now, deps.settings.timezone, deps.settings.limits, deps.newest_ms())
         end_ms = None if params.end is None and span.end_ms >= now else span.end_ms
         is_recent = end_ms is None and params.start is not None and is_duration(params.start)
-        return cls(span.start_ms, end_ms, span.timezone, is_recent)
+        return cls(span.start_ms, end_ms, span.timezone, is_recent, compared)
 
     @classmethod
     def of_month(cls, month: Month, deps: Deps) -> ListSpan:
@@ -180,30 +193,52 @@ class ListSpan:
         return cls(start, end if end <= deps.clock.wall_ms() else None, deps.settings.timezone)
 
 
-def jobs_of(
-    deps: Deps, span: ListSpan, where: Where, choice: JobChoice = DEAREST, skipped: int = 0
-) -> CachedAnswer[dict[JobState | None, page_rows.Jobs]]:
-    """The first MOST_JOBS jobs of each state, and of all states under None, in the chosen order. skipped: leave out
-    this number of jobs before them."""
+@dataclass(frozen=True, slots=True)
+class ListedJobs:
+    """The first MOST_JOBS jobs of each state, and of all states under None. before: the span that they are compared
+    with, if they are."""
 
-    def compute() -> dict[JobState | None, page_rows.Jobs]:
-        with _listed(deps, span, where) as jobs:
-            return page_rows.jobs_by_state(jobs, MOST_JOBS, choice, skipped)
+    of_state: Mapping[JobState | None, page_rows.Jobs]
+    before: EarlierSpan | None
+
+    def of(self, state: JobState | None) -> page_rows.Jobs:
+        return self.of_state.get(state, page_rows.NO_JOBS)
+
+
+def jobs_of(
+    deps: Deps,
+    span: ListSpan,
+    where: Where,
+    choice: JobChoice = DEAREST,
+    skipped: int = 0,
+    check: Callable[[], None] = lambda: None,
+) -> CachedAnswer[ListedJobs]:
+    """The first jobs of each state in the chosen order. skipped: leave out this number of jobs before them. check:
+    refuses what is too large to be computed."""
+
+    def compute() -> ListedJobs:
+        check()
+        with _listed(deps, span, where) as (jobs, before):
+            return ListedJobs(page_rows.jobs_by_state(jobs, MOST_JOBS, choice, skipped), before)
 
     return deps.answers.ask(("jobs", span, _filters(where), choice, skipped, books(deps)), compute)
 
 
-def every_job(deps: Deps, span: ListSpan, where: Where, choice: JobChoice, state: JobState | None) -> list[Job]:
-    """All jobs in a state, in the chosen order; as `jobs_of`. Not cached: it is as long as the ledger has jobs."""
-    with _listed(deps, span, where) as jobs:
-        return list(jobs.built(job_costs.chosen(jobs, choice, state)))
+def every_job(
+    deps: Deps, span: ListSpan, where: Where, choice: JobChoice, state: JobState | None, most: int | None = None
+) -> list[Job]:
+    """All jobs in a state, or the first ones, in the chosen order; as `jobs_of`. Not cached: it is as long as the
+    ledger has jobs."""
+    with _listed(deps, span, where) as (jobs, _):
+        return list(jobs.built(job_costs.chosen(jobs, choice, state)[:most]))
 
 
 @contextmanager
-def _listed(deps: Deps, span: ListSpan, where: Where) -> Iterator[JobList]:
+def _listed(deps: Deps, span: ListSpan, where: Where) -> Iterator[tuple[JobList, EarlierSpan | None]]:
     at = deps.clock.wall_ms()
-    with deps.ledger.moment(span.start_ms, span.until(at)) as moment:
-        yield job_costs.list_jobs(moment, deps.book(), *span.within(moment, at), at, where or None, span.timezone)
+    with span.moment(deps, at) as (moment, within, before):
+        known = None if before is None else before.known
+        yield job_costs.list_jobs(moment, deps.book(), *within, at, where or None, span.timezone, known), before
 
 
 def _filters(where: Where) -> Hashable:
@@ -211,17 +246,24 @@ def _filters(where: Where) -> Hashable:
     return tuple(sorted((name, tuple(sorted(values))) for name, values in where.items()))
 
 
+@dataclass(frozen=True, slots=True)
+class ListedNodes:
+    """The nodes of a span, by cluster and name. before: the span that they are compared with, if they are."""
+
+    nodes: tuple[Machine, ...]
+    before: EarlierSpan | None
+
+
 def machines(
     deps: Deps, span: ListSpan, where: Where = MappingProxyType({}), check: Callable[[], None] = lambda: None
-) -> CachedAnswer[tuple[Machine, ...]]:
-    """The nodes of a span, by cluster and name. check: refuses what is too large to be computed."""
+) -> CachedAnswer[ListedNodes]:
+    """The nodes of a span. check: refuses what is too large to be computed."""
 
-    def compute() -> tuple[Machine, ...]:
+    def compute() -> ListedNodes:
         check()
-        at = deps.clock.wall_ms()
-        with deps.ledger.moment(span.start_ms, span.until(at)) as moment:
-            within = span.within(moment, at)
-            return node_list.machines(moment, *within, where or None, span.timezone)
+        with span.moment(deps, deps.clock.wall_ms()) as (moment, within, before):
+            known = None if before is None else before.known
+            return ListedNodes(node_list.machines(moment, *within, where or None, span.timezone, known), before)
 
     return deps.answers.ask(("machines", span, _filters(where), books(deps)), compute)
 
@@ -282,7 +324,7 @@ def readings_of(deps: Deps, month: Month) -> CachedAnswer[MonthReadings]:
         )
 
     # A report compares with the month before.
-    mark = _unchanged(deps, span_before(start, whole_end, periods.zone(timezone))[0], whole_end)
+    mark = _unchanged(deps, periods.span_before(start, whole_end, periods.zone(timezone))[0], whole_end)
     return deps.answers.ask(("readings", month, deps.books.status(month), books(deps)), compute, mark)
 
 
@@ -362,7 +404,9 @@ def explored(
         span, *before = spans()
         earlier = before[0][:2] if before else None
         with deps.ledger.moment(min(one.start_ms for one in (span, *before)), span.end_ms) as moment:
-            return explore_table.explore(moment, deps.book(), span[:2], earlier, asked, at, most_series)
+            return explore_table.explore(
+                moment, deps.book(), span[:2], earlier, asked, at, most_series, figure_formatting.name
+            )
 
     span, *before = spans()
     mark = _unchanged(deps, min(one.start_ms for one in (span, *before)), span.end_ms) if ends else None

@@ -138,7 +138,8 @@ class Jobs:
 
     shown: some of the `count` jobs, one after the other in the order of the list.
     total: the sum of the known costs.
-    unpriced: whether the cost of a job is unknown."""
+    unpriced: whether the cost of a job is unknown.
+    before: the sums of the span before, if the list is compared with it and anything is known of it."""
 
     shown: tuple[Job, ...]
     count: int
@@ -146,6 +147,7 @@ class Jobs:
     idle_us: int
     total: Decimal
     unpriced: bool
+    before: Jobs | None = None
 
 
 NO_JOBS = Jobs((), 0, 0, 0, Decimal(0), unpriced=False)
@@ -175,6 +177,9 @@ def _jobs(figures: Sequence[JobFigures], shown: tuple[Job, ...]) -> Jobs:
         idle_us=sum(one.idle_us for one in figures),
         total=exact_sum(costs),
         unpriced=len(costs) < len(figures),
+        before=_jobs([JobFigures(one.key, one.state, *one.before) for one in figures if one.before], ())
+        if any(one.before for one in figures)
+        else None,
     )
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
-from typing import Final, Literal, NewType, TypeAlias, TypeGuard, get_args
+from typing import Annotated, Final, Literal, NewType, TypeAlias, TypeGuard, get_args
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
-from accountant.wire.option_types import JobKind, JobState, is_empty
+from accountant.wire.option_types import JOB_ORDERS, NODE_ORDERS, ORDER_HELP, JobKind, JobState, is_empty
 from gputally.base.units import US_PER_S
 from gputally.server.config_loading import Exact, Model
 
@@ -31,6 +31,20 @@ LABEL_VALUE: Final = re.compile(r"(?!__)\w[-\w.@:/+=]{0,127}")
 """A value of a label that is kept; Kubernetes allows fewer. The ledger's own names begin with two underscores."""
 OTHER_VALUE: Final = "__other__"
 """Stands for the values of an exported label that are too many (`quotas.label_values`) or no values of a label."""
+
+
+JobSort = Annotated[
+    str,
+    AfterValidator(JOB_ORDERS.text),
+    WithJsonSchema({"type": "string", "pattern": JOB_ORDERS.pattern}),
+    Field(description=ORDER_HELP),
+]
+NodeSort = Annotated[
+    str,
+    AfterValidator(NODE_ORDERS.text),
+    WithJsonSchema({"type": "string", "pattern": NODE_ORDERS.pattern}),
+    Field(description=ORDER_HELP),
+]
 
 
 def label_dimension(name: str) -> LabelDimension:
@@ -246,6 +260,23 @@ class GuaranteesAnswer(Model):
     queues: tuple[QueueGuarantee, ...]
 
 
+class JobUse(Model):
+    """What a job held in a span, and what that cost. cost: None if some of it has no price."""
+
+    accounts_gpu_us: Accounts
+    cost: Exact | None
+    unpriced_gpu_us: int
+
+
+class SpanBefore(Model):
+    """The span before, with which a list is compared. coverage: as `UsageAnswer.coverage`; if it is None or 0, nothing
+    is known of that span."""
+
+    start_ms: int
+    end_ms: int
+    coverage: float | None
+
+
 class Job(Model):
     """A workload and its usage in the requested span.
 
@@ -260,7 +291,8 @@ class Job(Model):
     waited_ms: the longest wait of one of its pods in its queue, so far.
     accounts_gpu_us: the accounts of held time.
     gpus, burn_per_hour: GPUs held, and their cost per hour, over the last minutes on record; None if unknown.
-    epochs: number of reported epochs."""
+    epochs: number of reported epochs.
+    before: its use in the span before, if the list is compared with it and anything is known of it."""
 
     id: str
     cluster: str
@@ -285,13 +317,29 @@ class Job(Model):
     unpriced_gpu_us: int
     burn_per_hour: Exact | None
     epochs: int
+    before: JobUse | None = Field(default=None, exclude_if=is_empty)
+
+    @property
+    def then(self) -> Job | None:
+        """The job with its figures of the span before; None if they are not known."""
+        if self.before is None:
+            return None
+        return self.model_copy(update={name: getattr(self.before, name) for name in JobUse.model_fields})
+
+
+class JobsBefore(SpanBefore):
+    """The sums of the listed jobs in the span before, over all pages; None if they are unknown."""
+
+    total_gpu_us: int | None
+    total_cost: Exact | None
 
 
 class JobsAnswer(Model):
     """One page of the jobs of a span.
 
     count: number of jobs, over all pages.
-    total_cost: exact sum of the jobs' costs, over all pages; None if any is unknown."""
+    total_cost: exact sum of the jobs' costs, over all pages; None if any is unknown.
+    before: the span before, if the list is compared with it; it then has the jobs of both spans."""
 
     start_ms: int
     end_ms: int
@@ -301,6 +349,7 @@ class JobsAnswer(Model):
     count: int
     total_gpu_us: int
     total_cost: Exact | None
+    before: JobsBefore | None = Field(default=None, exclude_if=is_empty)
     next_page: str | None = None
     note: str = ""
 
@@ -310,7 +359,8 @@ class NodeLine(Model):
 
     gpus: the number of GPUs that it had in the span.
     newest_ms: the end of its newest record; None if unknown. silent: whether that is too old to describe the present.
-    down: why it cannot be used now; "" if it can."""
+    down: why it cannot be used now; "" if it can.
+    before_gpu_us: its accounts in the span before, if the list is compared with it and anything is known of it."""
 
     cluster: str
     node: str
@@ -322,19 +372,33 @@ class NodeLine(Model):
     silent: bool
     down: str
     accounts_gpu_us: Accounts
+    before_gpu_us: Accounts | None = Field(default=None, exclude_if=is_empty)
+
+    @property
+    def then(self) -> NodeLine | None:
+        """The node with its accounts of the span before; None if they are not known."""
+        return None if self.before_gpu_us is None else self.model_copy(update={"accounts_gpu_us": self.before_gpu_us})
+
+
+class NodesBefore(SpanBefore):
+    """The sum of the listed nodes in the span before, over all pages; None if it is unknown."""
+
+    total_gpu_us: Accounts | None
 
 
 class NodesAnswer(Model):
     """One page of the nodes of a span.
 
     count: number of nodes, over all pages.
-    total_gpu_us: sum of the nodes' accounts, over all pages."""
+    total_gpu_us: sum of the nodes' accounts, over all pages.
+    before: the span before, if the list is compared with it; it then has the nodes of both spans."""
 
     start_ms: int
     end_ms: int
     lines: tuple[NodeLine, ...]
     count: int
     total_gpu_us: Accounts
+    before: NodesBefore | None = Field(default=None, exclude_if=is_empty)
     next_page: str | None = None
     note: str = ""
 

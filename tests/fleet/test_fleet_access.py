@@ -25,7 +25,8 @@ OPEN, OF_ALL, OF_TEAMS = "open", "of all teams", "of one's teams"
 PASSES = {
     "/livez": OPEN, "/readyz": OPEN, "/metrics": OF_TEAMS, "/v1/ledgers": OF_ALL, "/v1/usage": OF_TEAMS,
     "/v1/cost": OF_TEAMS, "/v1/report": OF_ALL, "/": OF_TEAMS, "/fleet": OF_ALL, "/fleet/team/{team:path}": OF_TEAMS,
-    "/fleet/jobs": OF_TEAMS, "/fleet/nodes": OF_ALL,
+    **dict.fromkeys(("/fleet/jobs", "/fleet/jobs.csv", "/fleet/jobs.parquet"), OF_TEAMS),
+    **dict.fromkeys(("/fleet/nodes", "/fleet/nodes.csv", "/fleet/nodes.parquet"), OF_ALL),
 }  # fmt: skip
 """Who passes, by route: everybody, those who may read all teams, or those who may read some. A new route has to be in
 this table."""

@@ -19,6 +19,7 @@ from typing import Any, cast
 from urllib.parse import quote, unquote, urljoin
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
 
@@ -30,6 +31,7 @@ from accountant.core.periods import utc
 from accountant.core.settings import Settings
 from accountant.exports.protocol import exports
 from accountant.exports.zip_archive import unpack
+from accountant.fleet import fleet_routes
 from accountant.fleet.fleet_ledgers import Fleet, Rates
 from accountant.fleet.fleet_server import FleetService
 from accountant.lake.engines.duckdb.engine import DuckDbEngine
@@ -38,6 +40,7 @@ from accountant.runtime.job_and_task_metrics import AccountantMetrics
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
 from gputally.base.number_format import hours
+from gputally.base.units import US_PER_HOUR
 from gputally.server.https_server import serve
 from gputally.server.tokens_and_grants import AllowAll, sha256
 from tests.deadlines import patience_s, until
@@ -163,7 +166,13 @@ def test_a_ledger_whose_name_has_characters_of_addresses_and_of_html_has_its_pag
         assert listed["fault"] is None
         place = listed["pages"]
         assert client.get(place.rstrip("/")).status_code == 200
-        for page in ("/fleet", "/fleet/jobs?month=2026-10", "/fleet/nodes", f"{place}jobs", f"{place}explore"):
+        for page in (
+            "/fleet",
+            "/fleet/jobs?start=2026-10-01&end=2026-11-01",
+            "/fleet/nodes",
+            f"{place}jobs",
+            f"{place}explore",
+        ):
             answer = client.get(page, headers={"Accept": "text/html"})
             assert answer.status_code == 200, page
             assert "<x9>" not in answer.text
@@ -225,7 +234,7 @@ def _table(page: str) -> list[list[str]]:
 
 def test_the_jobs_of_all_clusters_are_those_of_each_in_its_own_month(two: TwoLedgers, client: TestClient) -> None:
     held = ("busy", "allocated_idle", "allocated_unknown")
-    page = client.get("/fleet/jobs?month=2026-10").text
+    page = client.get("/fleet/jobs?start=2026-10-01&end=2026-11-01").text
     rows = _table(page)
     jobs = {
         (name, job["id"]): sum(job["accounts_gpu_us"][account] for account in held)
@@ -236,8 +245,78 @@ def test_the_jobs_of_all_clusters_are_those_of_each_in_its_own_month(two: TwoLed
     assert [(name, unquote(id)) for name, id in linked] == sorted(jobs, key=lambda key: (-jobs[key], *key))
     assert {row[1] for row in rows} == {"north", "south"}
     assert f">{hours(sum(jobs.values()))}</td>" in page.partition("<tfoot>")[2]
-    assert {row[1] for row in _table(client.get("/fleet/jobs?month=2026-10&ledger=south").text)} == {"south"}
-    assert {row[2] for row in _table(client.get("/fleet/jobs?month=2026-10&team=blue").text)} == {"blue"}
+    assert {row[1] for row in _table(client.get("/fleet/jobs?start=2026-10-01&end=2026-11-01&ledger=south").text)} == {
+        "south"
+    }
+    assert {
+        row[2] for row in _table(client.get("/fleet/jobs?start=2026-10-01&end=2026-11-01&where.team=blue").text)
+    } == {"blue"}
+
+
+MONTH = "start=2026-10-01&end=2026-11-01"
+
+
+def _file(client: TestClient, address: str) -> list[dict[str, str]]:
+    answer = client.get(address)
+    assert answer.status_code == 200, answer.text
+    return list(csv.DictReader(io.StringIO(answer.text)))
+
+
+@pytest.mark.parametrize("sort", ["", "&sort=name:desc", "&sort=idle:asc", "&sort=state", "&search=j0", "&state=ended"])
+def test_a_view_of_the_jobs_of_all_clusters_and_its_files_are_those_of_each(client: TestClient, sort: str) -> None:
+    page = client.get(f"/fleet/jobs?{MONTH}{sort}").text
+    linked = [(name, unquote(id)) for name, id in re.findall(r'href="/clusters/(north|south)/job/([^"]*)"', page)]
+    rows = _file(client, f"/fleet/jobs.csv?{MONTH}{sort}")
+    assert [(row["ledger"], row["id"]) for row in rows] == linked
+    for name in ("north", "south"):
+        own = _file(client, f"/clusters/{name}/jobs.csv?{MONTH}{sort or '&sort=gpu_hours'}")
+        assert [{key: row[key] for key in own[0]} for row in rows if row["ledger"] == name] == own
+    stored = pq.read_table(io.BytesIO(client.get(f"/fleet/jobs.parquet?{MONTH}{sort}").content))
+    assert [str(held) for held in stored["allocated_gpu_hours"].to_pylist()] == [
+        str(Decimal(row["allocated_gpu_hours"])) for row in rows
+    ]
+
+
+def test_the_jobs_of_all_clusters_are_compared_with_the_span_before(client: TestClient) -> None:
+    begin, middle, end = (utc(SPAN[0] + at * HOUR) for at in (0, 2, 4))
+    view = f"start={middle}&end={end}&compare=true"
+    rows = _file(client, f"/fleet/jobs.csv?{view}")
+    before = {(row["ledger"], row["id"]): row["allocated_gpu_hours"]
+              for row in _file(client, f"/fleet/jobs.csv?start={begin}&end={middle}")}  # fmt: skip
+    for row in rows:
+        assert Decimal(row["allocated_gpu_hours_before"]) == Decimal(before.get((row["ledger"], row["id"]), 0)), row
+    assert before.keys() <= {(row["ledger"], row["id"]) for row in rows}
+    page = client.get(f"/fleet/jobs?{view}").text
+    assert f"before {hours(round(sum(map(Decimal, before.values())) * US_PER_HOUR))}" in page.partition("<tfoot>")[2]
+    nodes = {(row["ledger"], row["node"]): row["allocated_gpu_hours_before"]
+             for row in _file(client, f"/fleet/nodes.csv?{view}")}  # fmt: skip
+    then = _file(client, f"/fleet/nodes.csv?start={begin}&end={middle}")
+    assert nodes == {(row["ledger"], row["node"]): row["allocated_gpu_hours"] for row in then}
+    assert client.get(f"/fleet/nodes?{view}").status_code == 200
+
+
+def test_the_pages_of_the_jobs_of_all_clusters_are_the_list(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = [(row["ledger"], row["id"]) for row in _file(client, f"/fleet/jobs.csv?{MONTH}&sort=name")]
+    monkeypatch.setattr(fleet_routes, "JOBS_A_PAGE", 3)
+    shown: list[tuple[str, str]] = []
+    for number in range(1, -(-len(whole) // 3) + 1):
+        page = client.get(f"/fleet/jobs?{MONTH}&sort=name&page={number}").text
+        found = re.findall(r'href="/clusters/(north|south)/job/([^"]*)"', page)
+        shown += [(name, unquote(id)) for name, id in found]
+    assert shown == whole
+
+
+@pytest.mark.parametrize(
+    ("path", "parameter"),
+    [("/fleet/jobs?sort=x", "sort"), ("/fleet/jobs?columns=x", "columns"), ("/fleet/jobs?ledger=east", "ledger"),
+     ("/fleet/jobs?month=2026-10", "month"), ("/fleet/nodes.csv?ledger=east", "ledger")],
+)  # fmt: skip
+def test_a_view_that_there_is_not_is_refused_by_name(client: TestClient, path: str, parameter: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["at"] == parameter
 
 
 def test_jobs_of_a_ledger_whose_prices_the_lake_does_not_tell_are_named_as_missing(
@@ -245,7 +324,7 @@ def test_jobs_of_a_ledger_whose_prices_the_lake_does_not_tell_are_named_as_missi
 ) -> None:
     engine = DuckDbEngine(billed_by_busy_time.connect())
     service = FleetService(Settings(auth="off"), Fleet(engine), billed_by_busy_time.clock)
-    page = TestClient(service.app, base_url=HERE).get("/fleet/jobs?month=2026-10").text
+    page = TestClient(service.app, base_url=HERE).get("/fleet/jobs?start=2026-10-01&end=2026-11-01").text
     assert {row[1] for row in _table(page)} == {"north"}
     assert "Not listed: south: its price book bills shared GPUs by busy time" in page
     engine.close()
@@ -439,8 +518,9 @@ def test_a_token_is_asked_for_and_a_team_sees_itself(two: TwoLedgers, tmp_path: 
     )
     client = TestClient(_service(two, auth="tokens", tokens=tokens).app, base_url=HERE)
     anyone = (
-        "/fleet", "/fleet/jobs", "/fleet/nodes",
-        "/v1/usage", "/v1/report", "/v1/ledgers", "/clusters/north", "/clusters/north/", "/clusters/east/",
+        "/fleet", "/fleet/jobs", "/fleet/nodes", "/fleet/jobs.csv", "/fleet/nodes.csv", "/fleet/jobs.parquet",
+        "/fleet/nodes.parquet", "/v1/usage", "/v1/report", "/v1/ledgers", "/clusters/north", "/clusters/north/",
+        "/clusters/east/",
         "/clusters/north/opencost/allocation", "/opencost/allocation", "/clusters/north/v1/statement",
         "/clusters/north/v1/check", "/metrics",
     )  # fmt: skip
@@ -460,8 +540,10 @@ def test_a_token_is_asked_for_and_a_team_sees_itself(two: TwoLedgers, tmp_path: 
     assert client.get("/fleet/team/blue?month=2026-10", headers=mine).status_code == 200
     seen = client.get(f"/v1/usage?by=team&{WITHIN}", headers=mine).json()["lines"]
     assert {line["key"]["team"] for line in seen} == {"blue"}
-    assert {row[2] for row in _table(client.get("/fleet/jobs?month=2026-10", headers=mine).text)} == {"blue"}
-    assert client.get("/fleet/jobs?month=2026-10&team=green", headers=mine).status_code == 403
+    assert {row[2] for row in _table(client.get("/fleet/jobs?start=2026-10-01&end=2026-11-01", headers=mine).text)} == {
+        "blue"
+    }
+    assert client.get("/fleet/jobs?start=2026-10-01&end=2026-11-01&where.team=green", headers=mine).status_code == 403
     assert client.get("/fleet?month=2026-10", headers={"Authorization": "Bearer all"}).status_code == 200
 
 

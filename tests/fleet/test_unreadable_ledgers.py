@@ -26,7 +26,7 @@ from tests.lake.comparison_queries import SPAN, PublishedLedger, lost, overwrite
 Row = dict[str, Any]
 WITHIN = "start=2026-10-01T00:00:00Z&end=2026-10-01T05:00:00Z"
 WINDOW = "window=2026-10-01T00:00:00Z,2026-10-01T05:00:00Z&aggregate=cluster"
-PAGES = ("/fleet", "/fleet/jobs?month=2026-10", "/fleet/nodes?start=1d")
+PAGES = ("/fleet", "/fleet/jobs?start=2026-10-01&end=2026-11-01", "/fleet/nodes?start=1d")
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,10 @@ from starlette.testclient import TestClient
 from accountant.composition import Service
 from accountant.ledger.usage import ACCOUNTS, MEASURES
 from accountant.web.explore_table import COLUMNS, Explored, Series, Table, selected
+from accountant.wire.option_types import Order
 from accountant.wire.usage_cost_and_job_models import BUILT_IN as DIMENSIONS
 from gputally.base.clock import VirtualClock
+from gputally.base.number_format import hours as hours_text
 from tests.http.conftest import NOW_MS, bearer, client_of, encoded, refused, settings_in, token_entry, token_list
 from tests.http.page_parser import EVIL, Reader, read
 from tests.hypothesis_examples import examples
@@ -108,6 +110,16 @@ def shown(page: str) -> list[list[str]]:
         [re.sub(r"<[^>]*>", "", cell).strip() for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL)]
         for row in rows
     ]
+
+
+SCRIPT = [("src", "/static/zoom.js"), ("defer", None)]
+
+
+def scripts(page: Reader) -> list[list[tuple[str, str | None]]]:
+    """The attributes of each script of a page."""
+    assert page.tags.count("script") <= 1
+    found = [(name, value) for tag, name, value in page.attributes if tag == "script"]
+    return [found] if "script" in page.tags else []
 
 
 def hours(gpu_us: int) -> Decimal:
@@ -226,7 +238,7 @@ def test_sums_are_exact_beyond_64_bits_and_what_is_kept_is_counted(energies: lis
     keys, zeros = [(f"pod-{number}",) for number in range(len(energies))], [0] * len(energies)
     rows = Table(keys, names, figures, [None] * len(energies), zeros, zeros)
     found = Explored(0, 0, 1, rows, 1.0, None, None, None, Series(None, (), (), 0, "day", ()))
-    chosen = selected(found, "", "-energy", ("pod",), str)
+    chosen = selected(found, "", Order("energy", descending=True), ("pod",), str)
     assert chosen.total.line.energy_uj == sum(energies)
     assert chosen.nbytes >= 8 * len(energies)
 
@@ -251,13 +263,25 @@ def test_a_chart_by_hour_has_labels_at_even_parts_of_the_day(client: TestClient,
     assert hours == [hour % 24 for hour in range(5, 5 + (12 if step == 1 else 52)) if hour % step == 0]
 
 
-def test_the_chart_says_that_the_search_is_not_of_it(client: TestClient) -> None:
-    page = client.get(f"/explore?{SPAN}&by=pod&search=POD-1").text
-    assert len(shown(page)) == 2
-    chart = page[page.index('class="legend"') : page.index("<tbody>")]
-    assert "“POD-1”" in chart
-    whole = client.get(f"/explore?{SPAN}&by=pod").text
-    assert "“" not in whole[whole.index('class="legend"') : whole.index("<tbody>")]
+@pytest.mark.parametrize("measure", ["allocated", "busy"])
+@pytest.mark.parametrize("by", ["pod", "team,pod", "pod,day", "gpu_model,pod"])
+def test_the_chart_shows_what_the_search_leaves(client: TestClient, by: str, measure: str) -> None:
+    page = client.get(f"/explore?{SPAN}&by={by}&search=POD-1&measure={measure}").text
+    told = re.findall(r"<title>[^<]*: ([0-9.,]+) GPU-h[^<]*</title>", page)
+    lines = client.get(f"/v1/usage?{SPAN}&by=hour&where.pod=pod-1").json()["lines"]
+    accounts = ("busy",) if measure == "busy" else ("busy", "allocated_idle", "allocated_unknown")
+    held = [sum(line["accounts_gpu_us"][name] for name in accounts) for line in lines]
+    assert told == [hours_text(gpu_us) for gpu_us in held if gpu_us] != []
+    nothing = client.get(f"/explore?{SPAN}&by={by}&search=nobody").text
+    assert not re.findall(r"<title>[^<]*GPU-h[^<]*</title>", nothing)
+
+
+def test_the_chart_of_the_cost_shows_what_the_search_leaves(client: TestClient) -> None:
+    page = client.get(f"/explore?{SPAN}&by=team,pod&search=POD-1&measure=cost").text
+    told = sum(Decimal(one.replace(",", "")) for one in re.findall(r"<title>[^<]*: ([0-9.,]+) EUR[^<]*</title>", page))
+    total = table(client, f"/explore.csv?{SPAN}&by=team,pod&search=POD-1&columns=cost")[-1]
+    assert abs(told - Decimal(total["cost"])) < Decimal("0.05"), "the columns are rounded to cents"
+    assert told > 0
 
 
 def test_the_span_is_narrowed_to_a_column_of_the_chart_by_a_link(client: TestClient) -> None:
@@ -421,7 +445,7 @@ def test_any_text_is_a_search_or_a_filter_and_only_text(client: TestClient, text
     view: dict[str, Any] = {"start": "3d", "by": "pod", "search": text}
     answer = client.get("/explore?" + urlencode(view))
     assert answer.status_code == 200
-    assert "script" not in read(answer.text).tags
+    assert scripts(read(answer.text)) == [SCRIPT]
     added = client.get("/explore?" + urlencode({**view, "add": where, "value": text}))
     assert added.status_code == 200 or (added.status_code, where) == (404, "team")
 
@@ -429,7 +453,35 @@ def test_any_text_is_a_search_or_a_filter_and_only_text(client: TestClient, text
 def test_names_are_text_on_the_page_and_in_cells(client: TestClient) -> None:
     page = client.get(f"/explore?{SPAN}&by=job,pod").text
     reader = read(page)
-    assert "script" not in reader.tags
+    assert scripts(reader) == [SCRIPT]
     assert any(EVIL in text for text in reader.texts)
     cells = {row["pod"] for row in table(client, f"/explore.csv?{SPAN}&by=pod")}
     assert "'=HYPERLINK(1)" in cells
+
+
+def test_the_columns_of_a_chart_say_their_span_for_the_script_that_zooms(client: TestClient) -> None:
+    def edges(query: str) -> list[tuple[str, str]]:
+        page = client.get(f"/explore?{query}&by=team&timezone=Europe/Berlin").text
+        return re.findall(r'<g data-start="([^"]*)" data-end="([^"]*)">', page)
+
+    days = edges("start=2026-10-25T10:00:00Z&end=2026-11-01")
+    assert days[0] == ("2026-10-25T10:00:00Z", "2026-10-26")
+    assert days[1:3] == [("2026-10-26", "2026-10-27"), ("2026-10-27", "2026-10-28")]
+    assert days[-1] == ("2026-10-31", ""), "the last column ends where the page does"
+    hours = edges("start=2026-10-31T22:30:00Z&end=2026-11-01T01:00:00Z")
+    assert hours == [
+        ("2026-10-31T22:30:00Z", "2026-10-31T23:00:00Z"), ("2026-10-31T23:00:00Z", "2026-11-01T00:00:00Z"),
+        ("2026-11-01T00:00:00Z", ""),
+    ]  # fmt: skip
+    assert edges("start=200d")[1] == ("2026-05-01", "2026-06-01")
+
+
+def test_explore_lets_its_own_script_run_and_no_other(client: TestClient) -> None:
+    page = client.get(f"/explore?{SPAN}&by=team")
+    policy = page.headers["content-security-policy"]
+    assert [part.strip() for part in policy.split(";") if "script-src" in part] == ["script-src 'self'"]
+    (script,) = scripts(read(page.text))
+    source = client.get(dict(script)["src"] or "")
+    assert source.headers["content-type"].startswith("text/javascript")
+    assert len(source.content) < 120_000
+    assert "script-src" not in client.get("/jobs").headers["content-security-policy"]

@@ -21,6 +21,7 @@ from accountant.composition import Service
 from accountant.web.job_list_page import COLUMNS
 from accountant.wire.option_types import JOB_ORDERS, JobOrder
 from gputally.base.clock import VirtualClock
+from gputally.base.units import US_PER_HOUR
 from gputally.server.https_server import serve
 from tests.http.conftest import INVENTORY, MINUTE_MS, NOW_MS, bearer, client_of, settings_in, token_entry
 from tests.http.quarter_hours import NOW, held
@@ -196,7 +197,7 @@ def test_a_team_sees_its_own_jobs_alone(service: Service) -> None:
         "columns=x", "sort=x", "sort=-cost", "sort=cost:up", "sort=:asc",
         "state=x", "kind=pet", "where.x=1", "where.label:other=1", "page=0",
         "start=2026-11-02&end=2026-11-01", "start=nonsense", "timezone=Mars/Base", "days=7", "month=2026-11",
-        "by=team", "compare=true", "search=" + "x" * 254, "start=9999d", "columns=" + "cost," * 41,
+        "by=team", "compare=perhaps", "search=" + "x" * 254, "start=9999d", "columns=" + "cost," * 41,
     ],
 )  # fmt: skip
 def test_a_view_that_there_is_not_is_refused(client: TestClient, query: str) -> None:
@@ -231,7 +232,17 @@ def test_the_command_has_the_jobs_columns_and_file_of_a_view(
 
     def run(*options: str) -> bytes:
         with serve(service.app, "127.0.0.1", 0) as url:
-            code = main(["jobs", "--url", url, "--token-file", str(token), "--start", "12h", *options])
+            code = main(
+                [
+                    "jobs",
+                    "--url",
+                    url,
+                    "--token-file",
+                    str(token),
+                    *(() if "--start" in options else ("--start", "12h")),
+                    *options,
+                ]
+            )
         out, err = capsysbinary.readouterr()
         assert code == 0, err
         return out
@@ -247,3 +258,55 @@ def test_the_command_has_the_jobs_columns_and_file_of_a_view(
     assert "vision-user" in table
     assert "waited" not in table
     assert run(*options, "--output", "parquet") == client.get(f"/jobs.parquet?{query}").content
+    compared = run("--start", "5h", "--compare").decode()
+    assert re.search(r"nlp/Notebook/explore .*4\.0 → 0\.0, −100\.0 %", compared), compared
+    assert re.search(r"3 jobs .*9\.0 → 5\.0, −44\.4 %", compared)
+    (row,) = csv.DictReader(
+        io.StringIO(run("--start", "5h", "--compare", "--search", "expl", "--output", "csv").decode())
+    )
+    assert (row["gpu_hours"], row["gpu_hours_before"], row["cost_before"]) == (
+        "0.000000000",
+        "4.000000000",
+        "8.000000000",
+    )
+
+
+def test_a_list_is_compared_with_the_span_before(client: TestClient) -> None:
+    """Of the last five hours vision held five and nlp none; of the five before vision held five and nlp four."""
+    view = "start=5h&sort=name&compare=true"
+    answer = client.get(f"/v1/jobs?{view}").json()
+    assert [job["id"] for job in answer["jobs"]] == listed(client, view) == [NOTEBOOK, WAITS, TRAIN]
+    held_us = [[sum(of["accounts_gpu_us"].values()) for of in (job, job["before"])] for job in answer["jobs"]]
+    assert held_us == [[0, 4 * US_PER_HOUR], [0, 0], [5 * US_PER_HOUR, 5 * US_PER_HOUR]]
+    notebook, _, train = answer["jobs"]
+    assert (Decimal(notebook["before"]["cost"]), Decimal(train["before"]["cost"])) == (8, 10)
+    assert (notebook["state"], notebook["teams"], Decimal(notebook["cost"])) == ("ended", ["nlp"], 0)
+    before = answer["before"]
+    assert (before["start_ms"], before["end_ms"]) == (NOW - 10 * HOUR_MS, NOW - 5 * HOUR_MS)
+    assert (answer["total_gpu_us"], before["total_gpu_us"]) == (5 * US_PER_HOUR, 9 * US_PER_HOUR)
+    assert (Decimal(answer["total_cost"]), Decimal(before["total_cost"])) == (10, 18)
+    plain = client.get("/v1/jobs?start=5h&sort=name").json()
+    assert "before" not in plain
+    assert all("before" not in job for job in plain["jobs"])
+    rows = {row["id"]: row for row in csv.DictReader(io.StringIO(client.get(f"/jobs.csv?{view}").text))}
+    assert [Decimal(rows[NOTEBOOK][f"allocated_gpu_hours{which}"]) for which in ("", "_before")] == [0, 4]
+    assert [Decimal(rows[TRAIN][f"cost{which}"]) for which in ("", "_before")] == [10, 10]
+    table = pq.read_table(io.BytesIO(client.get(f"/jobs.parquet?{view}").content))
+    assert table["allocated_gpu_hours_before"].to_pylist() == [4, 0, 5]
+    page = client.get(f"/jobs?{view}", headers=PAGE).text
+    of_notebook = page[page.index("explore</a>") :].partition("</tr>")[0]
+    assert "before 4.0" in of_notebook
+    assert "before 8.00" in of_notebook
+    assert "before 18.00, −44.4 %" in page[page.index("<tfoot>") :], "the total"
+    running = client.get(f"/v1/jobs?{view}&state=running").json()
+    assert running["before"]["total_gpu_us"] == 5 * US_PER_HOUR, "of the jobs that are listed"
+
+
+def test_a_list_is_compared_with_nothing_if_nothing_is_known_of_the_span_before(client: TestClient) -> None:
+    view = "start=10h&end=2026-11-01T12:00:00Z&compare=true"
+    answer = client.get(f"/v1/jobs?{view}").json()
+    assert [answer["before"][name] for name in ("total_gpu_us", "total_cost")] == [None, None]
+    assert all("before" not in job for job in answer["jobs"])
+    assert "before 0" not in client.get(f"/jobs?{view}", headers=PAGE).text
+    row = next(csv.DictReader(io.StringIO(client.get(f"/jobs.csv?{view}").text)))
+    assert row["allocated_gpu_hours_before"] == row["cost_before"] == ""

@@ -158,6 +158,28 @@ def test_who_sees_some_teams_alone_does_not_see_nodes(client: TestClient) -> Non
         assert client.get(path, headers=bearer("lead")).status_code == 403, path
 
 
+def test_a_list_is_compared_with_the_span_before(client: TestClient) -> None:
+    """Of the last five hours n1 was held for five and n2 unmetered; of the five before n2 was held for four."""
+    view = "start=5h&compare=true&columns=held,utilisation"
+    answer = client.get(f"/v1/nodes?{view.partition('&columns')[0]}").json()
+    account = ("busy", "allocated_idle", "allocated_unknown")
+    held_us = {
+        line["node"]: [sum(line[of][name] for name in account) for of in ("accounts_gpu_us", "before_gpu_us")]
+        for line in answer["lines"]
+    }
+    assert held_us == {"n1": [5 * US_PER_HOUR] * 2, "n2": [0, 4 * US_PER_HOUR], "n3": [0, 0]}
+    assert sum(answer["before"]["total_gpu_us"][name] for name in account) == 9 * US_PER_HOUR
+    assert answer["before"]["end_ms"] == answer["start_ms"]
+    assert "before" not in client.get("/v1/nodes?start=5h").json()
+    rows = {row["node"]: row for row in csv.DictReader(io.StringIO(client.get(f"/nodes.csv?{view}").text))}
+    assert [Decimal(rows["n2"][f"allocated_gpu_hours{which}"]) for which in ("", "_before")] == [0, 4]
+    table = pq.read_table(io.BytesIO(client.get(f"/nodes.parquet?{view}").content))
+    assert table["allocated_gpu_hours_before"].to_pylist() == [5, 4, 0]
+    page = client.get(f"/nodes?{view}", headers=PAGE).text
+    assert "before 4.0, −100.0 %" in page[page.index('href="/node/prod/n2"') :].partition("</tr>")[0]
+    assert "before 9.0, −44.4 %" in page[page.index("<tfoot>") :]
+
+
 def test_the_command_has_the_nodes_columns_and_file_of_a_view(
     client: TestClient, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +188,20 @@ def test_the_command_has_the_nodes_columns_and_file_of_a_view(
 
     def run(*options: str, code: int = 0) -> bytes:
         with serve(client.app, "127.0.0.1", 0) as url:
-            assert main(["nodes", "--url", url, "--token-file", str(token), "--start", "12h", *options]) == code
+            assert (
+                main(
+                    [
+                        "nodes",
+                        "--url",
+                        url,
+                        "--token-file",
+                        str(token),
+                        *(() if "--start" in options else ("--start", "12h")),
+                        *options,
+                    ]
+                )
+                == code
+            )
         out, err = capsysbinary.readouterr()
         return out or err
 
@@ -188,5 +223,8 @@ def test_the_command_has_the_nodes_columns_and_file_of_a_view(
     assert "1 more" in shown
     assert re.search(r"^ *n2 \(silent\) .*\b4\.0\b", shown, re.MULTILINE)
     assert re.search(r"^ *3 nodes .*\b14\.0\b", shown, re.MULTILINE), "the total is that of all nodes"
+    compared = run("--compare", "--start", "5h").decode()
+    assert max(map(len, compared.splitlines())) <= 80
+    assert re.search(r"n2 \(silent\).* 4\.0 → 0\.0, −100\.0 %", compared), compared
     assert b"--sort" in run("--sort", "hold", code=2)
     assert b"--columns" in run("--columns", "hold", code=2)

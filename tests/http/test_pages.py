@@ -57,8 +57,9 @@ def test_a_page_is_well_formed_loads_nothing_and_is_not_sent_again_to_who_has_it
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     reader = read(answer.text)
-    assert "script" not in reader.tags
-    assert "<script" not in answer.text, "a name breaks out"
+    scripts = re.findall(r"<script[^>]*>", answer.text)
+    own = ['<script src="/static/zoom.js" defer>'] if path.startswith("/explore") else []
+    assert scripts == own, "a name breaks out"
     assert [name for _, name, _ in reader.attributes if name.startswith("on")] == []
     links = [value for _, name, value in reader.attributes if name in ("href", "src", "action")]
     assert links

@@ -352,7 +352,10 @@ def test_every_message_arrives(running: Running) -> None:
 
 
 FLEET: Final[Mapping[str, str | None]] = {
-    "/fleet": "month=MONTH", "/fleet/team/{team:path}": "month=MONTH", "/fleet/jobs": "month=MONTH", "/fleet/nodes": "",
+    "/fleet": "month=MONTH", "/fleet/team/{team:path}": "month=MONTH", **dict.fromkeys(
+        ("/fleet/jobs", "/fleet/jobs.csv", "/fleet/jobs.parquet", "/fleet/nodes", "/fleet/nodes.csv",
+         "/fleet/nodes.parquet"), "start=MONTH-01"
+    ),
     "/v1/ledgers": "", "/v1/usage": "start=2026-12-01", "/v1/cost": "start=2026-12-01", "/v1/report": "month=MONTH",
     **dict.fromkeys(("/", "/livez", "/readyz", "/metrics"), None),
 }  # fmt: skip
