@@ -234,7 +234,6 @@ class Offsite(Transactions):
             with self._transaction() as cursor:
                 take_rest(cursor, archive, part)
                 self._enter(cursor, part, last)
-            self._names.forget()
             self._reread()
 
     def _take_whole(self, archive: Archive, part: ArchivePart, behind: bool) -> None:
@@ -271,7 +270,6 @@ class Offsite(Transactions):
                 if number == corrections[-1][0]:
                     take_whole(cursor, archive, part)
                 self._commit(cursor, after)
-            self._names.forget()
             self._reread()
 
     def _frozen_in(self, span: ImportSpan) -> Needs:
@@ -530,7 +528,6 @@ class DuckLedger(Offsite):
                 act = withdrawal_act(span, found, now_ms, who, reason)
                 acts = write_acts(cursor, [act], state.acts)[-1].number
                 self._commit(cursor, replace(state, acts=acts))
-            self._names.forget()
             self._reread()
             return found.rows
 

@@ -2,7 +2,12 @@
 
 The writer holds the lock `_writing` for a whole transaction, and the lock `_swap` only while it commits and publishes
 the new `State`. A reader holds `_swap` only while it opens its snapshot and takes the state that belongs to it. A
-reader therefore never sees the rows of one commit with the GPUs of another."""
+reader therefore never sees the rows of one commit with the GPUs of another.
+
+What is written often is never written with UPDATE: the engine refuses a checkpoint while a snapshot is open that is
+older than an UPDATE, so with long queries there would be no checkpoint, and the log would grow. Rows are deleted and
+inserted again instead. Corrections of an administrator update rows; the checkpoint after them waits for older
+readers."""
 
 from __future__ import annotations
 
@@ -95,6 +100,7 @@ class Transactions:
             with self._database.cursor() as cursor:
                 self._state = load(cursor, self._month_zone, self._names.labels.names)
                 self._owners.load(read_owners(cursor, self._state.fleet))
+                self._names.open(cursor)
         except BaseException as error:
             self._database.close()
             if isinstance(error, LedgerUnavailable):
@@ -104,6 +110,8 @@ class Transactions:
         self._use = SenderUse(quotas)
         # Opening writes the log into the file, so everything durable is checkpointed.
         self._checkpointed: Mapping[Stream, int] = dict(self._state.marks)
+        self._in_doubt = False
+        """Whether a commit may be durable that is not in `_state`."""
         self._copying = threading.Lock()
         """Allows one copy or archive part at a time: all copies have the same name in the engine, and parts are
         numbered."""
@@ -163,7 +171,8 @@ class Transactions:
 
     @contextmanager
     def _transaction(self) -> Iterator[Cursor]:
-        """Begin a transaction, which the block commits. After a failure the state is read again from the tables.
+        """Begin a transaction, which the block commits. If it fails before its commit, it has changed nothing. If the
+        commit itself fails, the state is read again from the tables, which takes long.
 
         Raises LedgerUnavailable if the disk has too little free space."""
         self._require_space()
@@ -173,8 +182,9 @@ class Transactions:
                 yield cursor
             except BaseException:
                 cursor.rollback()
-                self._names.forget()
-                self._reread()
+                self._names.undo()
+                if self._in_doubt:
+                    self._reread()
                 raise
 
     def _with_archived(self, write: Callable[[Fetched], T]) -> T:
@@ -255,6 +265,7 @@ class Transactions:
             raise LedgerUnavailable(why)
         additions = {} if booked is None else self._windows.sums.additions(booked)
         with self._swap:
+            self._in_doubt = True
             cursor.plainly("COMMIT")
             self._news |= news
             self._names.commit()
@@ -267,21 +278,25 @@ class Transactions:
                 self._windows.sums.apply_commit(booked, additions, version)
                 if self._pods is not None:
                     self._pods.update((cluster, fact.uid) for cluster, fact in booked.pods)
-            self._state = published
+            self._state, self._in_doubt = published, False
 
     def _reread(self) -> None:
         """Read the state again, because a commit can be durable although the call failed."""
-        with self._swap, self._database.cursor() as cursor:
-            version = self._state.version + 1
-            self._state = replace(
-                load(cursor, self._month_zone, self._names.labels.names),
-                version=version,
-                changes=self._state.changes.since(0, version),
-            )
-            self._owners.load(read_owners(cursor, self._state.fleet))
-            self._pod_nodes.forget()
-            self._windows.sums.clear(self._state.version)
-            self._news, self._pods = True, None
+        with self._database.cursor() as cursor:
+            with self._swap:
+                version = self._state.version + 1
+                self._state = replace(
+                    load(cursor, self._month_zone, self._names.labels.names),
+                    version=version,
+                    changes=self._state.changes.since(0, version),
+                )
+                self._owners.load(read_owners(cursor, self._state.fleet))
+                self._pod_nodes.forget()
+                self._windows.sums.clear(self._state.version)
+                self._news, self._pods = True, None
+                self._in_doubt = False
+            self._names.forget()
+            self._names.open(cursor)
 
     def _stored(
         self, stream: Stream, seqs: Sequence[int], fetched: Fetched, needed: dict[Stream, frozenset[int]]

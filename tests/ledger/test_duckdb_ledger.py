@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
 import pytest
 
-from accountant.ledger.protocols import Facts, NamespaceFacts, Retirement
+from accountant.core.errors import TooManyViews
+from accountant.ledger.journal import BooksMoved, NewAct
+from accountant.ledger.protocols import MOST_VIEWS, Facts, NamespaceFacts, NodeFacts, Retirement, SavedView
 from accountant.ledger.usage import coverage
-from accountant.storage.duckdb_engine import statement
+from accountant.storage.duckdb_engine import Cursor, statement
+from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.storage.folder_or_object_store import in_folder
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy
+from agent.wire import Holder
 from gputally.base.units import MS_PER_DAY
-from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand, Send
+from tests.empty_ledger import fresh
+from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand, Send, booked
 from tests.moments import present
 
 
@@ -40,6 +46,66 @@ def test_what_is_written_meanwhile_is_not_seen(send, ledger, hand):
         assert coverage(moment.usage(span, ())) < coverage(present(ledger).usage(span, ()))
     assert present(ledger).usage(span, ("pod",)).lines() != before
     assert len(present(ledger).pods(*span)) == 1
+
+
+@pytest.mark.parametrize("written", ["row", "late row", "conflict", "node", "namespace", "pod"])
+def test_whatever_is_written_while_a_moment_is_open_a_checkpoint_needs_no_reader_to_end(send, ledger, hand, written):
+    send(hand.row(1), hand.row(2, 1, 2))
+    ledger.observe(Facts(nodes=(NodeFacts("prod", "n1"),), namespaces=(NamespaceFacts("prod", "ml", "blue"),)), NOW_MS)
+    ledger.checkpoint()
+    with ledger.moment() as moment:
+        before = moment.usage((hand.start_ms, hand.now_ms), ("pod",)).lines()
+        if written == "conflict":  # what an older outbox says of the same time displaces the stored sets
+            send(hand.row(1, 0, 2), epoch="0191-a")
+        elif written == "node":
+            ledger.observe(Facts(nodes=(NodeFacts("prod", "n1", pool="b"),)), NOW_MS)
+        elif written == "namespace":
+            ledger.observe(Facts(namespaces=(NamespaceFacts("prod", "ml", "red"),)), NOW_MS)
+        elif written == "pod":
+            send(hand.fact(3), hand.fact(4, queue_ref="kai:other"))
+            ledger.observe(Facts(pods=(("prod", hand.fact(0, queue_ref="kai:another")),)), NOW_MS)
+        else:
+            send(hand.row(3, -60, -59) if written == "late row" else hand.row(3, 2, 3))
+        ledger.checkpoint()
+        assert ledger.wal_bytes() == 0
+        assert moment.usage((hand.start_ms, hand.now_ms), ("pod",)).lines() == before
+
+
+HOLDERS = 60
+
+
+def refused_act(ledger: DuckLedger) -> None:
+    with pytest.raises(BooksMoved):
+        ledger.record([NewAct(NOW_MS, "prices", "s", "ada", "r")], seen=7)
+
+
+def refused_view(ledger: DuckLedger) -> None:
+    for number in range(MOST_VIEWS):
+        ledger.save_view("ada", SavedView(f"view {number}", "/explore"), NOW_MS)
+    with pytest.raises(TooManyViews):
+        ledger.save_view("ada", SavedView("one more", "/explore"), NOW_MS)
+
+
+@pytest.mark.parametrize("before", [lambda _: None, refused_act, refused_view])
+def test_a_sender_waits_for_no_names_of_others(path, clock, opened, hand, monkeypatch, before):
+    """Neither after a start, nor after a write that was refused."""
+    pods = [Holder(kind="pod", uid=f"u{n}", namespace="ml", name="x") for n in range(HOLDERS)]
+    with closing(opened(fresh(path))) as ledger:
+        rows = [hand.row(n + 1, n / HOLDERS, (n + 1) / HOLDERS, f"gpu-{n}", holder=pod) for n, pod in enumerate(pods)]
+        booked(ledger, NOW_MS, hand.batch(*rows))
+    ledger = opened(path)
+    read: defaultdict[str, int] = defaultdict(int)
+    run = Cursor.run
+
+    def counting(self: Cursor, sql: str, *given: Any, **more: Any) -> Any:
+        found = run(self, sql, *given, **more)
+        read[sql] = max(read[sql], len(found))
+        return found
+
+    monkeypatch.setattr(Cursor, "run", counting)
+    before(ledger)
+    booked(ledger, NOW_MS, hand.batch(hand.row(1, 5, 6, "gpu-new", holder=pods[0]), node="n2"))
+    assert max(read.values()) < HOLDERS / 4, read
 
 
 DAY = MS_PER_DAY // MINUTE

@@ -1,4 +1,4 @@
--- Stores the present facts of nodes or namespaces. {table}: node or namespace. incoming: cluster, name, content.
-MERGE INTO {table} USING incoming i ON {table}.cluster = i.cluster AND {table}.name = i.name
-WHEN MATCHED THEN UPDATE SET content = i.content
-WHEN NOT MATCHED THEN INSERT VALUES (i.cluster, i.name, i.content)
+-- Stores the present facts of nodes or namespaces. Rows are replaced and not updated (accountant.storage.transactions).
+-- {table}: node or namespace. incoming: cluster, name, content.
+DELETE FROM {table} USING incoming i WHERE {table}.cluster = i.cluster AND {table}.name = i.name;
+INSERT INTO {table} FROM incoming

@@ -160,7 +160,8 @@ def _rewrite(cursor: Cursor, sets: dict[SetId, _NeighbourSet], kept: dict[SetId,
         if not whole[key]:
             pieces += _pieces(rows[key], kept[key])
     flags = _ids(sets).append_column("booked", pa.array([whole[key] for key in sets], type=pa.bool_()))
-    cursor.rows("mark_booked", bounds, incoming=flags)
+    for part_of_it in statement("mark_booked").split(";"):
+        cursor.run(part_of_it, bounds if "$low" in part_of_it else None, incoming=flags)
     cursor.rows("drop_pieces", incoming=_ids(sets))
     if pieces:
         cursor.insert("piece", record_columns.column_table(record_columns.PIECE, pieces))

@@ -1,8 +1,9 @@
 """Maps the names of outboxes, GPUs, devices and holders to the integer ids of the ledger and back, and caches the queue
 of each pod.
 
-A `Dictionary` caches committed ids. What a transaction adds is staged until `commit` or `forget`. Names that are not
-cached are looked up in the table, so memory stays bounded for any number of pods.
+A `Dictionary` caches committed ids. What a transaction adds is staged until `commit` or `undo`. Names that are not
+cached are looked up in the table, so memory stays bounded for any number of pods. The caches are filled when the ledger
+opens (`Dictionaries.open`), so that no sender waits for it.
 
 `PodQueues` caches the queue reference of each pod in the same way. After an observation that differs from the cached
 queue, it reads the pod's queue from the tables again. Only the writer uses these two caches. Readers get names from
@@ -66,8 +67,12 @@ class _WriterCache(Generic[Key, Value]):
         self._known |= self._staged
         self._staged.clear()
 
+    def undo(self) -> None:
+        """Drop what a transaction added that changed nothing."""
+        self._staged.clear()
+
     def forget(self) -> None:
-        """Empty the cache after a transaction failed or its outcome is unknown."""
+        """Empty the cache, because the tables may contain something else."""
         self._known.clear()
         self._staged.clear()
 
@@ -88,8 +93,7 @@ class Dictionary(_WriterCache[Name, int]):
 
     def resolve(self, cursor: Cursor, names: Iterable[Name]) -> dict[Name, int]:
         """Return the id of each name. A new name gets the next free id and a row in the table."""
-        if self._next is None:
-            self._open(cursor)
+        self.open(cursor)
         ids = {name: self._known.get(name, 0) or self._staged.get(name, 0) for name in names}
         missing = [name for name, number in ids.items() if not number]
         if missing:
@@ -103,7 +107,7 @@ class Dictionary(_WriterCache[Name, int]):
         """Return the ids of those names that have one. opened: opens a cursor, which is seldom needed."""
         if self._next is None:
             with opened() as cursor:
-                self._open(cursor)
+                self.open(cursor)
         found = {name: self._known.get(name, 0) or self._staged.get(name, 0) for name in names}
         missing = [name for name, number in found.items() if not number]
         if missing and not self._complete:
@@ -111,7 +115,10 @@ class Dictionary(_WriterCache[Name, int]):
                 found |= self._find(cursor, missing)
         return {name: number for name, number in found.items() if number}
 
-    def _open(self, cursor: Cursor) -> None:
+    def open(self, cursor: Cursor) -> None:
+        """Fill the cache from the table, unless that is done."""
+        if self._next is not None:
+            return
         count, highest = cursor.run(f"SELECT count(*), coalesce(max(id), 0) FROM {self._table}")[0]  # noqa: S608
         self._next = highest + 1
         self._complete = count <= self._keep
@@ -153,7 +160,7 @@ class PodQueues(_WriterCache[PodKey, str]):
 
     def new_pods(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> frozenset[PodKey]:
         """Return the pods of these facts that certainly have no row, according to the cache."""
-        self._open(cursor)
+        self.open(cursor)
         if not self._complete:
             return frozenset()
         # One by one, because a set difference would iterate over all of the dictionary.
@@ -162,7 +169,7 @@ class PodQueues(_WriterCache[PodKey, str]):
 
     def requeued(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> bool:
         """Return whether these facts, which are not written yet, may change the queue of a pod that holds GPU time."""
-        self._open(cursor)
+        self.open(cursor)
         changed = [
             (cluster, fact.uid)
             for cluster, fact in facts
@@ -175,7 +182,7 @@ class PodQueues(_WriterCache[PodKey, str]):
 
     def learn(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> None:
         """Update the cache with facts that this transaction has written, given as (cluster, facts)."""
-        self._open(cursor)
+        self.open(cursor)
         for cluster, fact in facts:
             key = (cluster, fact.uid)
             known = self._staged.get(key, self._known.get(key))
@@ -188,7 +195,7 @@ class PodQueues(_WriterCache[PodKey, str]):
 
     def resolve(self, cursor: Cursor, keys: Collection[PodKey]) -> Mapping[PodKey, str]:
         """Return the queue_ref of each pod, including this transaction's facts."""
-        self._open(cursor)
+        self.open(cursor)
         found: dict[PodKey, str] = {}
         missing: list[PodKey] = []
         for key in keys:
@@ -205,6 +212,10 @@ class PodQueues(_WriterCache[PodKey, str]):
             self._unsure.difference_update(missing)
         return found
 
+    def undo(self) -> None:
+        self._unsure |= self._staged.keys()  # what was read in the transaction may be older in `_known`
+        super().undo()
+
     def forget(self) -> None:
         super().forget()
         self._unsure.clear()
@@ -213,7 +224,8 @@ class PodQueues(_WriterCache[PodKey, str]):
     def _has(self, key: PodKey) -> bool:
         return key in self._known or key in self._staged or key in self._unsure
 
-    def _open(self, cursor: Cursor) -> None:
+    def open(self, cursor: Cursor) -> None:
+        """Fill the cache from the tables, unless that is done."""
         if self._opened:
             return
         self._opened = True
@@ -247,13 +259,24 @@ class Dictionaries:
         )
 
         self.origins = PodQueues()
+        self._caches = (self.stream, self.gpu, self.device, self.holder, self.origins)
+
+    def open(self, cursor: Cursor) -> None:
+        """Fill the caches from the tables, unless that is done. Without it the first sender would wait for it."""
+        for cache in self._caches:
+            cache.open(cursor)
 
     def commit(self) -> None:
-        for cache in (self.stream, self.gpu, self.device, self.holder, self.origins):
+        for cache in self._caches:
             cache.commit()
 
+    def undo(self) -> None:
+        for cache in self._caches:
+            cache.undo()
+        self.labels.forget()
+
     def forget(self) -> None:
-        for cache in (self.stream, self.gpu, self.device, self.holder, self.origins):
+        for cache in self._caches:
             cache.forget()
         self.labels.forget()
 
