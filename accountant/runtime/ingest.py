@@ -11,7 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -21,7 +21,7 @@ from accountant.core.errors import ArchiveUnavailable, BadBatch, LedgerFailed, L
 from accountant.history_import.import_run import is_import
 from accountant.ledger.protocols import Ledger, Receipt
 from accountant.storage.write.batch_admission import has_controls
-from agent.wire import SCHEMA, Batch, Labels
+from agent.wire import SCHEMA, Batch, Gap, Labels
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
@@ -31,6 +31,10 @@ MOST_RECORDS = 20_000
 """Maximum number of records in one batch; larger ones have to be split."""
 MOST_REASON = 1_000
 """Maximum length of the stored reason why a number was skipped."""
+MOST_GAPS = 64
+MOST_GAP_REASON = 128
+"""Maximum number of gaps of a row, and of characters of their reasons, that are stored. A checkpoint writes up to a
+hundred thousand rows of a table again while senders wait, so each row has to be small. Agents send up to 32 gaps."""
 MOST_BATCHES = 4_000
 """Maximum number of batches in one transaction."""
 MOST_ROWS = 2_500
@@ -100,11 +104,29 @@ def _printable_labels(texts: Labels) -> Labels:
 
 
 def _shortened(batch: Batch) -> Batch:
-    """The batch with shortened reasons. Otherwise a node with a long reason would be refused forever."""
-    if all(len(one.reason) <= MOST_REASON for one in batch.skipped):
+    """The batch with shortened reasons and no more than MOST_GAPS gaps in a row. Otherwise a node with a long reason
+    would be refused forever."""
+    skipped, intervals = batch.skipped, batch.intervals
+    if any(len(one.reason) > MOST_REASON for one in skipped):
+        skipped = tuple(msgspec.structs.replace(one, reason=one.reason[:MOST_REASON]) for one in skipped)
+    if any(row.gaps and _are_long(row.gaps) for row in intervals):
+        intervals = tuple(msgspec.structs.replace(row, gaps=_few(row.gaps)) for row in intervals)
+    if skipped is batch.skipped and intervals is batch.intervals:
         return batch
-    skipped = tuple(msgspec.structs.replace(one, reason=one.reason[:MOST_REASON]) for one in batch.skipped)
-    return msgspec.structs.replace(batch, skipped=skipped)
+    return msgspec.structs.replace(batch, skipped=skipped, intervals=intervals)
+
+
+def _are_long(gaps: Sequence[Gap]) -> bool:
+    return len(gaps) > MOST_GAPS or any(len(gap.reason) > MOST_GAP_REASON for gap in gaps)
+
+
+def _few(gaps: Sequence[Gap]) -> tuple[Gap, ...]:
+    """The gaps as they are stored. Those beyond MOST_GAPS are joined, as the agent does, which overstates the unknown
+    time."""
+    kept, rest = gaps[: MOST_GAPS - 1], gaps[MOST_GAPS - 1 :]
+    if rest:
+        kept = (*kept, Gap(min(gap.start_ms for gap in rest), max(gap.end_ms for gap in rest), rest[0].reason))
+    return tuple(Gap(gap.start_ms, gap.end_ms, gap.reason[:MOST_GAP_REASON]) for gap in kept)
 
 
 def _schema(raw: bytes) -> int:

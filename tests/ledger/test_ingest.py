@@ -12,9 +12,10 @@ import pytest
 from msgspec import structs
 
 from accountant.core.errors import BadBatch, LedgerFailed, LedgerUnavailable, SequenceGap
+from accountant.core.gpu_time_accounts import split
 from accountant.ledger.protocols import Receipt
 from accountant.runtime.ingest import MOST_RECORDS, Ingest, decode
-from agent.wire import Ack, Batch, Skipped
+from agent.wire import Ack, Batch, Gap, Skipped
 from gputally.base.clock import VirtualClock
 
 
@@ -101,6 +102,25 @@ def test_too_many_records_have_to_be_split(hand):
     with pytest.raises(BadBatch) as refused:
         decode(msgspec.json.encode(hand.batch(*skips)))
     assert refused.value.type == "too-large"
+
+
+def with_gaps(hand: Any, count: int, reason: str) -> Any:
+    """A row with `count` gaps of a millisecond each, with a millisecond between them."""
+    starts = range(hand.start_ms + 1, hand.start_ms + 2 * count, 2)
+    return hand.row(1, gaps=tuple(Gap(start, start + 1, f"{reason} {start}") for start in starts))
+
+
+def test_of_a_row_with_many_gaps_little_is_kept_and_nothing_unknown_becomes_known(hand):
+    sent = with_gaps(hand, 10_000, "y" * 4_000)
+    (row,) = decode(msgspec.json.encode(hand.batch(sent))).intervals
+    assert len(msgspec.json.encode(row.gaps)) < 2**14
+    assert split(row).unknown_us >= split(sent).unknown_us > 0
+    assert structs.replace(row, gaps=sent.gaps) == sent
+
+
+def test_a_row_with_as_many_gaps_as_an_agent_sends_is_kept_whole(hand):
+    sent = hand.batch(with_gaps(hand, 32, "the driver said no (nvmlDeviceGetSamples, 4)"), hand.row(2, 1, 2))
+    assert decode(msgspec.json.encode(sent)) == sent
 
 
 def test_what_comes_during_a_commit_shares_the_next_one(gate, ingest_at, hand):
