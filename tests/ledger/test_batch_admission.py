@@ -6,9 +6,11 @@ import itertools
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import closing, suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,13 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.core.errors import BadBatch, LedgerUnavailable, SequenceGap
+from accountant.core.settings import Quotas
 from accountant.history_import.import_run import epoch as import_epoch
 from accountant.history_import.import_run import first_seq
 from accountant.ledger.protocols import Receipt
 from accountant.runtime.ingest import Ingest, decode
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.storage.folder_or_object_store import in_folder
-from agent.wire import UNATTRIBUTED, Ack, Gap, Holder, Sharing, Skipped, Slice
+from agent.wire import UNATTRIBUTED, Ack, Gap, Holder, PodFacts, Sharing, Skipped, Slice, UsageInterval
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.empty_ledger import fresh
@@ -74,6 +77,48 @@ def test_the_work_for_overlapping_intervals_grows_with_their_number_alone(tmp_pa
         return found
 
     assert calls(600) < 2.5 * calls(300)
+
+
+def of_one_second(hand: Hand, seq: int, **changes: Any) -> UsageInterval:
+    return hand.row(seq, seq / 60, (seq + 1) / 60, **changes)
+
+
+HOSTILE: dict[str, Callable[[Hand, int], UsageInterval | PodFacts | Skipped]] = {
+    "parts": lambda hand, seq: of_one_second(hand, seq, slice=_slice(gi=seq)),
+    "gpus": lambda hand, seq: hand.row(seq, gpu=f"gpu-{seq}"),
+    "holders": lambda hand, seq: of_one_second(hand, seq, holder=Holder(kind="pod", uid=f"{seq}", namespace="a")),
+    "old hours": lambda hand, seq: hand.row(seq, -60 * seq, -60 * seq + 1),
+    "impossible": lambda hand, seq: of_one_second(hand, seq, capacity_us=0),
+    "gaps": lambda hand, seq: of_one_second(hand, seq, gaps=(Gap(0, 1, "a"),) * 100),
+    "facts": lambda hand, seq: hand.fact(seq, f"uid-{seq}"),
+    "skipped": lambda _, seq: Skipped(seq, "x"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_the_work_for_a_hostile_batch_grows_with_its_records_alone(opened, tmp_path, hand, kind):
+    """A batch may have twenty thousand records, and the batches of all nodes wait for it."""
+    few = Quotas(gpus=5, parts=5, holders=5)
+
+    def lines(records: int) -> int:
+        found = 0
+
+        def count(_: object, event: str, __: object) -> Any:
+            nonlocal found
+            found += event == "line"
+            return count
+
+        sent = hand.batch(*(HOSTILE[kind](hand, seq) for seq in range(1, records + 1)))
+        ledger = opened(fresh(tmp_path / f"{records}.duckdb"), quotas=few)
+        sys.settrace(count)
+        try:
+            booked(ledger, hand.now_ms, sent)
+        finally:
+            sys.settrace(None)
+        return found
+
+    lines(1)  # what is done once in a process
+    assert lines(640) < 6 * lines(160)
 
 
 def test_a_hole_is_refused_with_the_place_to_rewind_to(ledger, send, hand):

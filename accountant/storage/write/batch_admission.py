@@ -621,6 +621,7 @@ class GroupCommit:
         named = (new_devices[devices.of_row] | new_holders[holders.of_row])[sets.places]
         counted_devices: set[int] = set()
         counted_holders: set[int] = set()
+        sent: dict[int, dict[int, UsageInterval]] = {}  # by section; a batch may have twenty thousand such sets
         for place in np.flatnonzero(np.logical_or.reduceat(named, sets.first)).tolist():
             number, (stream, *_) = left.sections[int(sets.section[place])]
             sender, members = sender_of(stream), sets.members(place)
@@ -637,8 +638,9 @@ class GroupCommit:
                 counted_devices |= parts
                 counted_holders |= names
                 continue
-            sent = {row.seq: row for row in self.sections[number].rows}
-            yield number, [sent[records[member].seq] for member in members], fault
+            if number not in sent:
+                sent[number] = {row.seq: row for row in self.sections[number].rows}
+            yield number, [sent[number][records[member].seq] for member in members], fault
 
     def _facts_of_own_pods(self, pods: PodClaims) -> Iterator[tuple[Stream, PodFacts, int]]:
         """Yield the facts from the node of their pod, as far as the node may name new pods. Others are rejected."""
