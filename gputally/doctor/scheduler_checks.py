@@ -42,9 +42,6 @@ from gputally.kubernetes.objects import (
 )
 from gputally.kubernetes.scheduler_plugins import OwnQueue, SchedulerPlugin, schedulers
 
-_REMEDIES = {
-    "HistoryCountedTwice": "keep history in one place: kValue: 0 in the SchedulingShard, or targets.kai.mode: usage",
-}
 _ABOUT: Mapping[tuple[str, str], tuple[Severity, str]] = {
     ("Effective", "False"): ("error", "weights published to {target} have no effect"),
     ("Effective", "Unknown"): ("warning", "it is unknown whether weights published to {target} have an effect"),
@@ -148,13 +145,16 @@ def _of_target(policy: Policy | None, target: SchedulerState) -> Iterator[Findin
 
 
 def _of_conditions(target: str, conditions: Iterable[Condition]) -> Iterator[Finding]:
-    """Yield a finding for each condition that is in `_ABOUT`."""
+    """Yield a finding for each condition that is in `_ABOUT`, with its own remedy or the cure of its reason."""
+    of_target = (each for adapter in adapters() if adapter.name == target for each in adapter.reasons)
+    cures = {(each.type, each.status, each.reason): each.cure for each in of_target}
     for condition in conditions:
         about = _ABOUT.get((condition.type, condition.status))
         if about is not None:
             severity, text = about
-            remedy = condition.remedy or _REMEDIES.get(
-                condition.reason, "gputally fairshare plan --policy FILE shows what the controller would do"
+            remedy = condition.remedy or cures.get(
+                (condition.type, condition.status, condition.reason),
+                "gputally fairshare plan --policy FILE shows what the controller would do",
             )
             what = f"{text.format(target=target)} ({condition.reason})"
             yield Finding(severity, what, condition.message, remedy)

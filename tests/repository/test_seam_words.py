@@ -46,7 +46,6 @@ SCHEDULERS = {
         "gputally/demo/pipeline.py": _PLAYED,
         "gputally/demo/scenario.py": _PLAYED,
         "gputally/demo/simulated_machines.py": _PLAYED,
-        "gputally/doctor/scheduler_checks.py": "what to do about history that is counted twice",
     },
 }
 NAMED_ELSEWHERE = SCHEDULERS | {
