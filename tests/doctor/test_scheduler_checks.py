@@ -34,10 +34,7 @@ from gputally.kubernetes.objects import CONFIG_MAP, POD
 from gputally.kubernetes.scheduler_plugins import OwnQueue
 from tests.doctor.conftest import NOW_MS, MemoryInspector, failed, node, pod
 from tests.fairshare.builders import node_object, object_of, shard_object
-from tests.fairshare.scheduler_objects import (
-    ARGUMENTS,
-    DATABASE,
-    KAI_QUEUE,
+from tests.fairshare.kueue.objects import (
     ON,
     SCOPED,
     SHOWN,
@@ -48,6 +45,7 @@ from tests.fairshare.scheduler_objects import (
     configured,
     local_queue,
 )
+from tests.fairshare.scheduler_objects import ARGUMENTS, DATABASE, KAI_QUEUE
 from tests.plugin_cases import plugin_cases
 
 CASES = plugin_cases("fairshare")

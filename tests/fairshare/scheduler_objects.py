@@ -1,71 +1,14 @@
-"""Objects of KAI, Kueue and Volcano as those programs and their administrators write them."""
+"""Objects of KAI as that program and its administrators write them, and a text that expands to too much."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import yaml
-
-from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, LOCAL_QUEUES
-from gputally.kubernetes.objects import CONFIG_MAP
-from tests.fairshare.builders import object_of
-
-KUEUE = "kueue.x-k8s.io/v1beta2"
-V1BETA2 = {"apiVersion": "config.kueue.x-k8s.io/v1beta2", "kind": "Configuration"}
-V1BETA1 = {"apiVersion": "config.kueue.x-k8s.io/v1beta1", "kind": "Configuration"}
 ALIASES = "\n".join(
     ["a0: &a0 [x, x, x, x, x, x, x, x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]" for n in range(1, 9)]
 )
 """Nine lines of YAML that expand to 134 million values."""
-STRATEGIES = "[LessThanOrEqualToFinalShare, LessThanInitialShare]"
-ACTIVE = {
-    "type": "Active",
-    "status": "True",
-    "reason": "Ready",
-    "message": "",
-    "lastTransitionTime": "2026-11-01T00:00:00Z",
-}
-
-
-def cluster_queue(**more: Any) -> dict[str, Any]:
-    """Build a ClusterQueue as Kueue writes it while fair sharing is off."""
-    resources = [{"name": "nvidia.com/gpu", "nominalQuota": "8"}]
-    groups = [{"coveredResources": ["nvidia.com/gpu"], "flavors": [{"name": "h200", "resources": resources}]}]
-    spec = {"cohortName": "ml", "resourceGroups": groups, **more.pop("spec", {})}
-    status = {"conditions": [ACTIVE], **more.pop("status", {})}
-    return object_of(CLUSTER_QUEUES[0], "a", spec, status)
-
-
-def configured(document: object) -> dict[str, Any]:
-    data = {"controller_manager_config.yaml": yaml.safe_dump(document)}
-    return {**object_of(CONFIG_MAP, "kueue-manager-config", namespace="kueue-system"), "data": data}
-
-
-def local_queue(**spec: Any) -> dict[str, Any]:
-    return object_of(LOCAL_QUEUES[0], "x", {"clusterQueue": "a", **spec})
-
-
-SHOWN = {"status": {"fairSharing": {"weightedShare": 0}}}
-ON = {**V1BETA2, "fairSharing": {"preemptionStrategies": ["LessThanInitialShare"]}}
-SCOPED = {"spec": {"admissionScope": {"admissionMode": "UsageBasedAdmissionFairSharing"}}}
-
-
-def volcano(*plugins: object) -> dict[str, Any]:
-    """Build Volcano's configuration with these plugins, given by name or as mappings."""
-    listed = [{"name": plugin} if isinstance(plugin, str) else plugin for plugin in plugins]
-    text = yaml.safe_dump({"actions": "enqueue, allocate", "tiers": [{"plugins": listed}]})
-    there = object_of(CONFIG_MAP, "volcano-scheduler-configmap", namespace="volcano-system")
-    return {**there, "data": {"volcano-scheduler.conf": text}}
-
-
 KAI_QUEUE = {
     "apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": {"name": "a"},
     "spec": {"resources": {"gpu": {"quota": 8, "overQuotaWeight": 1, "limit": -1}}},
-}  # fmt: skip
-VOLCANO_QUEUE = {
-    "apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "Queue",
-    "metadata": {"name": "a", "annotations": {"volcano.sh/hierarchy": "root/a", "volcano.sh/hierarchy-weights": "1/1"}},
-    "spec": {"weight": 1},
 }  # fmt: skip
 DATABASE = {"clientType": "prometheus", "connectionString": "http://usage:9091"}
 ARGUMENTS = {"plugins": {"proportion": {"arguments": {"other": "1"}}}}

@@ -27,20 +27,10 @@ from scripts import condition_tables
 from tests.fairshare.builders import Failing, node_object, object_of, policy_of, shard_object
 from tests.fairshare.case_types import Case, Reason
 from tests.fairshare.conftest import Accountant, Make
+from tests.fairshare.kueue.objects import ON, SCOPED, SHOWN, V1BETA2, cluster_queue, configured, local_queue
 from tests.fairshare.observations import conditions_of
 from tests.fairshare.scheduler_kinds import KINDS
-from tests.fairshare.scheduler_objects import (
-    ARGUMENTS,
-    DATABASE,
-    KAI_QUEUE,
-    ON,
-    SCOPED,
-    SHOWN,
-    V1BETA2,
-    cluster_queue,
-    configured,
-    local_queue,
-)
+from tests.fairshare.scheduler_objects import ARGUMENTS, DATABASE, KAI_QUEUE
 from tests.plugin_cases import plugin_cases
 
 ROOT = Path(__file__).parents[2]

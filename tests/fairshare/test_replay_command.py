@@ -29,9 +29,10 @@ from tests.fairshare.builders import (
 )
 from tests.fairshare.conftest import Accountant, Capsys, Make
 from tests.fairshare.fixed_answers_server import Answer, serving
+from tests.fairshare.kueue.objects import SCOPED, cluster_queue, local_queue
 from tests.fairshare.observations import pods_of
 from tests.fairshare.scheduler_kinds import KINDS
-from tests.fairshare.scheduler_objects import DATABASE, SCOPED, cluster_queue, local_queue
+from tests.fairshare.scheduler_objects import DATABASE
 
 HOUR_US, HOUR_MS = 3_600_000_000, 3_600_000
 

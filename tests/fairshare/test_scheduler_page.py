@@ -15,8 +15,8 @@ from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Kind, Object, value_at
 from tests.fairshare.builders import node_object, object_of, policy_of, queue_object, shard_object
 from tests.fairshare.conftest import Accountant, Make
+from tests.fairshare.kueue.objects import ON, cluster_queue, configured
 from tests.fairshare.scheduler_kinds import KINDS
-from tests.fairshare.scheduler_objects import ON, cluster_queue, configured
 from tests.plugin_cases import plugin_cases
 
 PAGE = (Path(__file__).parents[2] / "docs/schedulers.md").read_text("utf-8")

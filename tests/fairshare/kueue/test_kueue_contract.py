@@ -11,7 +11,7 @@ from fairshare.schedulers.kueue.plugin import SCHEDULER as KUEUE
 from gputally.kubernetes.objects import GPU
 from gputally.testing.schedulers import SchedulerSite, SchedulerSuite
 from tests.fairshare.builders import object_of
-from tests.fairshare.scheduler_objects import ON, SHOWN, V1BETA2, configured
+from tests.fairshare.kueue.objects import ON, SHOWN, V1BETA2, configured
 
 
 class TestKueue(SchedulerSuite):

@@ -14,7 +14,7 @@ from gputally.kubernetes.objects import GPU, Kind, Object
 from tests.fairshare.builders import node_object, object_of, pod_object
 from tests.fairshare.case_types import BEFORE, Case, Scene, scene_policy, scene_weights, victim_of
 from tests.fairshare.conftest import NOW_MS
-from tests.fairshare.scheduler_objects import VOLCANO_QUEUE, volcano
+from tests.fairshare.volcano.objects import VOLCANO_QUEUE, volcano
 
 # Stopping a victim.
 RUNNING = {"state": {"phase": "Running", "lastTransitionTime": BEFORE}}

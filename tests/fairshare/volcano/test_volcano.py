@@ -5,33 +5,30 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
-from pkgutil import walk_packages
 from typing import Any
 
 import pytest
 import yaml
 
-import fairshare
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.weight_writer import adopt, advice, release_weights, write_weights
 from fairshare.core import scheduler_queue_objects
 from fairshare.core.gpu_demand import read_member, read_pod
 from fairshare.core.queues_and_weights import ALWAYS_S, DivisionProblem, QueueClaim, TargetQueue
 from fairshare.laws.division import divide_above
-from fairshare.schedulers.runai.adapter import NODE_POOL, UNITS
 from fairshare.schedulers.volcano.adapter import COOLDOWN, HIERARCHY, HIERARCHY_WEIGHTS, VolcanoAdapter
 from fairshare.schedulers.volcano.kinds import COMMAND, JOB, POD_GROUP, QUEUE
 from fairshare.targets.weight_plan import Apply, look_at, write_order
 from fairshare.targets.whole_stop import PREEMPTION
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD, Cluster, Kind
+from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD, Cluster
 from tests.fairshare.builders import node_object, object_of, pod_object, policy_of
 from tests.fairshare.conftest import NOW_MS, Make
 from tests.fairshare.observations import condition
 from tests.fairshare.scheduler_kinds import KINDS
-from tests.fairshare.scheduler_objects import ALIASES, volcano
+from tests.fairshare.scheduler_objects import ALIASES
+from tests.fairshare.volcano.objects import volcano
 
 LATER_MS, BEFORE = 1_893_456_000_000, "2029-12-31T12:00:00Z"
 """Later than any creation time of a real API server."""
@@ -415,13 +412,6 @@ def test_a_volcano_job_is_restarted_with_the_kinds_the_service_connects_with(eit
     (target,) = controller.cycle().targets  # the Command waits for Volcano
     assert target.preemption.stops == ()
     assert [each["metadata"]["name"] for each in cluster.list(COMMAND)] == [order["metadata"]["name"]]
-
-
-def test_every_kind_that_the_product_names_is_one_it_connects_with() -> None:
-    """Run:ai's kinds belong to its own API, not to the API server."""
-    names = [found.name for found in walk_packages(fairshare.__path__, "fairshare.") if "__main__" not in found.name]
-    named = {value for name in names for value in vars(import_module(name)).values() if isinstance(value, Kind)}
-    assert named - set(KINDS) == {*UNITS, NODE_POOL}
 
 
 @pytest.mark.parametrize("tiers", ["[{plugins: 5}]", "[{plugins: drf}]", "[5, null]", "[{plugins: {name: drf}}]"])

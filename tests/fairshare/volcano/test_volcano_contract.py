@@ -11,7 +11,7 @@ from fairshare.schedulers.volcano.plugin import SCHEDULER as VOLCANO
 from gputally.kubernetes.objects import GPU
 from gputally.testing.schedulers import SchedulerSite, SchedulerSuite
 from tests.fairshare.builders import object_of
-from tests.fairshare.scheduler_objects import volcano
+from tests.fairshare.volcano.objects import volcano
 
 
 class TestVolcano(SchedulerSuite):
