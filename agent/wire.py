@@ -22,6 +22,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from gputally.base.pod_stop import PodStop
 from gputally.base.untrusted_text import BootId, Epoch, Name
 
 SCHEMA = 1
@@ -135,7 +136,8 @@ class PodFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     workload: `Kind/name` of the outermost owner; "" if none is known.
     queue_ref: the queue, `SCHEDULER:NAME` as in the `refs` of a policy, or `policy:NAME`; "" if none is known.
-    requests: quantity of each resource, as written in the pod."""
+    requests: quantity of each resource, as written in the pod.
+    stop: by whom and why it was stopped, as its status says; None if it says nothing of it."""
 
     seq: int
     uid: str
@@ -153,6 +155,7 @@ class PodFacts(msgspec.Struct, frozen=True, kw_only=True):
     started_ms: int | None = None
     ended_ms: int | None = None
     observed_ms: int
+    stop: PodStop | None = None
 
 
 class Skipped(msgspec.Struct, frozen=True, gc=False):

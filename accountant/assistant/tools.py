@@ -518,7 +518,8 @@ def _job(accountant: AccountantClient, job: Job) -> dict[str, Any]:
         "gpu_hours": _hours(held.allocated), "busy_gpu_hours": None if _unknown(held) else _hours(held.busy),
         "idle_gpu_hours": None if _unknown(held) else _hours(held.allocated_idle),
         "unknown_gpu_hours": _hours(held.allocated_unknown), "cost": _money(job.cost),
-        "gpus_now": _money(job.gpus), "cost_an_hour": _money(job.burn_per_hour),
+        "gpus_now": _money(job.gpus), "asks_gpus": job.asks_gpus, "cost_an_hour": _money(job.burn_per_hour),
+        "created": None if job.created_ms is None else utc(job.created_ms),
         "waited_seconds": None if job.waited_ms is None else job.waited_ms // MS_PER_SECOND,
         "link": f"{accountant.public_url}/job/{quote(as_name(job.id, _LONGEST), safe='~')}",
     }  # fmt: skip

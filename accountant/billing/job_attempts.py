@@ -3,7 +3,8 @@ that lost, and who held its GPUs next.
 
 An attempt is a time without a break in which at least one pod of the job held a GPU. It is found from who held which
 GPUs, so it does not matter which scheduler stopped a pod. Who stopped it and why is known only from what is recorded:
-the controller's decisions and the down times of nodes.
+the controller's decisions, the down times of nodes, and what the pods' status said, of which the agents and the
+inventory tell (`gputally.kubernetes.pod_stops`).
 
 Decisions name gangs, whose names are `<job>` or `<job>-<suffix>`. A scheduler may add the prefix `pg-` or the kind
 of the job. A record about a victim lists its pods, which identify the job exactly. A record about a workload that
@@ -25,6 +26,7 @@ from accountant.wire.policy_models import Decision
 from accountant.wire.usage_cost_and_job_models import AttemptEnd, JobAttempt, NextHolder
 from agent.wire import PodFacts
 from gputally.base.apportionment import prorate
+from gputally.base.pod_stop import DELETED, EVICTED, FAILED, PREEMPTED, PodStop
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_MINUTE, US_PER_MS
 
 MOST_ATTEMPTS: Final = 50
@@ -42,6 +44,8 @@ _TOGETHER_MS: Final = 10 * MS_PER_MINUTE
 """Pods that are stopped together release their GPUs within this time: their grace periods differ."""
 _DECIDED_MS: Final = MS_PER_HOUR
 """A decision stops an attempt within this time: victims are warned, and pods have a grace period."""
+CONTROLLER: Final = "gputally"
+"""Who stopped an attempt that gputally's controller stopped."""
 CLOCKS_DIFFER_MS: Final = MS_PER_MINUTE
 """Clocks of different machines differ by less."""
 
@@ -126,18 +130,30 @@ def attempts(
         began = min([*([] if is_cut else [one.start_ms]), *placed], default=None)
         since = max([*([min(created)] if created else []), *([previous.end_ms] if previous else [])], default=None)
         decision = None if one is running else _stopped_by(victims, one)
-        broken = _broken_node(down, one)
+        until_ms = _lived_until(one, facts)
+        broken = _broken_node(down, one, until_ms)
+        stop = None if one is running else _stop_of(one, facts, until_ms)
+        over: AttemptEnd = "ended" if one is shown[-1] and gone else "stopped"
         end: AttemptEnd
+        by = ""
         if one is running:
             end, reason = "running", ""
         elif decision is not None:
-            end, reason = "preempted", decision.reason
+            end, by, reason = "preempted", CONTROLLER, decision.reason
+        elif stop is not None and stop.how == PREEMPTED:
+            end, by, reason = "preempted", stop.by, stop.message or stop.reason
         elif broken is not None:
             end, reason = "node-down", broken
+        elif stop is not None and stop.how == FAILED:
+            end, reason = "failed", ": ".join(filter(None, (stop.reason, stop.message)))
+        elif stop is not None and stop.how == DELETED:
+            end, reason = over, "its pods were deleted, by a person or by their own controller"
+        elif stop is not None:
+            end, by, reason = "stopped", stop.by, stop.message or stop.reason
         elif one is shown[-1] and _is_unseen(one, facts, silent):
             end, reason = "unknown", ""
         else:
-            end, reason = "ended" if one is shown[-1] and gone else "stopped", ""
+            end, reason = over, ""
         rows.append(
             JobAttempt(
                 number=number if numbered else None,
@@ -149,6 +165,7 @@ def attempts(
                 gpu_us=sum(hold.gpu_us for hold in one.holds),
                 waited_ms=None if since is None or began is None else max(0, began - since),
                 end=end,
+                by=by,
                 reason=reason,
                 decision=None if decision is None else decision.id,
                 decision_ms=None if decision is None else decision.at_ms,
@@ -278,17 +295,46 @@ def _stopped_by(victims: Iterable[Decision], one: _Stretch) -> Decision | None:
     return None
 
 
+_FIRST: Final = {PREEMPTED: 0, EVICTED: 1, FAILED: 3, DELETED: 4}
+"""Which of several pods' stops says most about their attempt: a pod whose gang is stopped may fail, and is deleted."""
+
+
+def _last_pods(one: _Stretch) -> set[str]:
+    """The pods (uid) that held GPUs until about the end of the attempt."""
+    return {hold.uid for hold in one.holds if hold.end_ms >= one.end_ms - _TOGETHER_MS}
+
+
+def _lived_until(one: _Stretch, facts: Mapping[str, PodFacts]) -> int:
+    """The end of the attempt's pods. It is later than their last record if their node failed before it sent more."""
+    ends = (facts[uid].ended_ms for uid in _last_pods(one) if uid in facts)
+    return max([one.end_ms, *(end for end in ends if end is not None)])
+
+
+def _stop_of(one: _Stretch, facts: Mapping[str, PodFacts], until_ms: int) -> PodStop | None:
+    """What the status of the attempt's pods says about its end. As of decisions, only pods count that held GPUs until
+    about its end, and only stops of about that time: an eviction that was called off stays in a pod's status."""
+    stops = []
+    for uid in _last_pods(one):
+        pod = facts.get(uid)
+        if pod is None or pod.stop is None:
+            continue
+        at_ms = pod.stop.at_ms if pod.stop.at_ms is not None else pod.ended_ms
+        if at_ms is None or max(one.start_ms, one.end_ms - _DECIDED_MS) <= at_ms <= until_ms + CLOCKS_DIFFER_MS:
+            stops.append((_FIRST.get(pod.stop.how, 2), at_ms is None, at_ms or 0, pod.name, uid, pod.stop))
+    return min(stops)[-1] if stops else None
+
+
 def _named(decision: Decision) -> list[str]:
     """The pods that a decision names, as NAMESPACE/NAME."""
     return [name for name in decision_text.as_list(decision.inputs.get("pods")) if isinstance(name, str)]
 
 
-def _broken_node(nodes: Iterable[NodeFacts], one: _Stretch) -> str | None:
+def _broken_node(nodes: Iterable[NodeFacts], one: _Stretch, until_ms: int) -> str | None:
     """Why a node of the attempt could not be used when it stopped; None if all could."""
     names = {hold.node for hold in one.holds}
     for node in nodes:
         for down in node.down if node.name in names else ():
-            begins = one.start_ms <= down.start_ms <= one.end_ms + CLOCKS_DIFFER_MS
+            begins = one.start_ms <= down.start_ms <= until_ms + CLOCKS_DIFFER_MS
             if begins and (down.end_ms is None or down.end_ms >= one.end_ms - CLOCKS_DIFFER_MS):
                 return f"{node.name} is down: {down.reason}" if down.reason else f"{node.name} is down"
     return None

@@ -62,6 +62,7 @@ from accountant.wire.usage_cost_and_job_models import (
 )
 from gputally.base import called_off
 from gputally.base.apportionment import apportion
+from gputally.base.gpu_resources import requested_devices
 from gputally.base.money import exact_product, exact_sum, gpu_hours
 from gputally.base.units import MS_PER_HOUR, US_PER_MS
 
@@ -233,13 +234,15 @@ def _cost(parts: Sequence[tuple[Price | None, int]]) -> Decimal | None:
 
 @dataclass(slots=True)
 class _ShownPods:
-    """What a job shows of its pods. payers: their distinct teams and queues."""
+    """What a job shows of its pods. payers: their distinct teams and queues. asks: the GPUs, or parts of them, that
+    those request which wait; None if none waits."""
 
     pods: int = 0
     running: int = 0
     payers: tuple[tuple[str, str], ...] = ()
     created_ms: int | None = None
     ended_ms: int | None = None
+    asks: int | None = None
 
     def add(self, pod: QueuedPod) -> None:
         facts, payer = pod.facts, (pod.team, pod.queue)
@@ -249,6 +252,8 @@ class _ShownPods:
             self.payers += (payer,)
         self.created_ms = _known(min, self.created_ms, facts.created_ms)
         self.ended_ms = _known(max, self.ended_ms, facts.ended_ms)
+        if facts.scheduled_ms is facts.started_ms is facts.ended_ms is None:
+            self.asks = (self.asks or 0) + requested_devices(facts.requests)
 
 
 def _known(choose: Callable[[int, int], int], one: int | None, other: int | None) -> int | None:
@@ -405,6 +410,7 @@ class JobList:
             held_until_ms=held[1] if held else None,
             ended_ms=ended_ms if state == "ended" else None,
             waited_ms=figures.waited_ms,
+            asks_gpus=pods.asks,
             gpu_models=_names(time.gpu_model for time in whose),
             accounts_gpu_us=_accounts(times),
             gpus=gpus,

@@ -62,8 +62,8 @@ def merge_sources(node: PodFacts | None, cluster: PodFacts | None) -> PodFacts:
     """Combines the facts from the pod's node and from the API server.
 
     Created, scheduled and started are the earliest known instants. Owners and workload come from the API server if it
-    has them, the queue from `queue_of`, and labels and end from the newer observation that has any. Everything else
-    comes from the newer observation."""
+    has them, the queue from `queue_of`, and labels, end and the reason of a stop from the newer observation that has
+    any. Everything else comes from the newer observation."""
     if node is None or cluster is None:
         one = node or cluster
         assert one is not None
@@ -84,6 +84,7 @@ def merge_sources(node: PodFacts | None, cluster: PodFacts | None) -> PodFacts:
         scheduled_ms=first("scheduled_ms"),
         started_ms=first("started_ms"),
         ended_ms=newer.ended_ms if newer.ended_ms is not None else older.ended_ms,
+        stop=newer.stop if newer.stop is not None else older.stop,
     )
 
 

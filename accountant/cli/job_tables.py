@@ -157,6 +157,8 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
             (what, value or NOTHING)
             for what, value in (
                 ("state", job.state),
+                ("asks for", "" if job.asks_gpus is None else f"{job.asks_gpus:,} GPUs"),
+                ("created", NOTHING if job.created_ms is None else instant(job.created_ms, zone)),
                 ("team", ", ".join(NAMES.get(team, team) for team in job.teams)),
                 ("queue", ", ".join(NAMES.get(queue, queue) for queue in job.queues)),
                 ("user", ", ".join(job.users)),
@@ -212,7 +214,7 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
                 str(one.gpus),
                 hours(one.gpu_us),
                 NOTHING if one.lost_gpu_us is None else hours(one.lost_gpu_us),
-                one.reason or _ENDS[one.end],
+                _stopped_by(one),
                 ", ".join(_next_holder(taker, job.id) for taker in one.next_holders or ()) or NOTHING,
             )
             for one in answer.attempts or ()
@@ -225,9 +227,15 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
 
 
 _ENDS = {
-    "running": NOTHING, "preempted": "the controller", "node-down": "its node", "stopped": "not recorded",
-    "ended": "the job ended", "unknown": "unknown: its node has been silent since",
+    "running": NOTHING, "preempted": "a scheduler", "node-down": "its node", "failed": "it failed",
+    "stopped": "not recorded", "ended": "the job ended", "unknown": "unknown: its node has been silent since",
 }  # fmt: skip
+
+
+def _stopped_by(one: JobAttempt) -> str:
+    """By whom and why an attempt was stopped."""
+    begin = one.by or ("" if one.reason and one.end in ("stopped", "node-down") else _ENDS[one.end])
+    return ": ".join(filter(None, (begin, one.reason)))
 
 
 def _ran_ms(one: JobAttempt, until_ms: int) -> int | None:

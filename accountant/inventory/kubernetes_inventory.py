@@ -23,7 +23,6 @@ from accountant.inventory.pod_facts import (
     PodSighting,
     as_placed,
     complete,
-    is_gpu_resource,
     milliseconds,
     pod_sighting,
 )
@@ -36,6 +35,7 @@ from gputally.base.background_tasks import BackgroundTask, BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.errors import ClusterError
 from gputally.base.gpu_model_names import MODEL_LABELS
+from gputally.base.gpu_resources import is_gpu_resource
 from gputally.kubernetes.list_watch import NamedObject, Reflector
 from gputally.kubernetes.objects import Api
 

@@ -26,6 +26,7 @@ from accountant.inventory.pod_owners import Chain, Ref, nearest
 from accountant.ledger.protocols import EPOCH_KEY
 from accountant.ledger.team_assignment import USER_KEY
 from agent.wire import Owner, PodFacts
+from gputally.base.gpu_resources import is_gpu_resource
 from gputally.base.quantities import container_memory_mib
 from gputally.base.units import MS_PER_HOUR, MS_PER_SECOND
 from gputally.kubernetes.list_watch import Metadata, _Object
@@ -38,12 +39,15 @@ from gputally.kubernetes.pod_queue_labels import (
     queue_ref,
     sharing_keys,
 )
+from gputally.kubernetes.pod_stops import EndedContainer, PodEnd, StopCondition, stop_of
 from gputally.kubernetes.scheduler_plugins import JobLabel
 
 
 class ObjectCondition(_Object, frozen=True):
     type: str
     status: str
+    reason: str | None = None
+    message: str | None = None
     last_transition_time: datetime | None = None
 
 
@@ -94,6 +98,8 @@ class PodSpec(_Object, frozen=True):
 
 
 class Terminated(_Object, frozen=True):
+    exit_code: int = 0
+    reason: str | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
 
@@ -108,12 +114,15 @@ class ContainerState(_Object, frozen=True):
 
 
 class ContainerStatus(_Object, frozen=True):
+    name: str = ""
     state: ContainerState = ContainerState()
     last_state: ContainerState = ContainerState()
 
 
 class PodStatus(_Object, frozen=True):
     phase: str = ""
+    reason: str | None = None
+    message: str | None = None
     conditions: list[ObjectCondition] | None = None
     container_statuses: list[ContainerStatus] | None = None
 
@@ -224,13 +233,6 @@ def _outermost(owners: Sequence[Owner], labels: Mapping[str, str]) -> tuple[str,
     return last.kind, last.name
 
 
-GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu", "gpu.intel.com/", "habana.ai/gaudi")
-"""Prefixes of the names of resources that are GPUs or parts of one."""
-_LIMITS = (
-    "nvidia.com/gpumem", "nvidia.com/gpucores", "gpu.intel.com/millicores", "gpu.intel.com/memory.max",
-    "gpu.intel.com/tiles", "gpu.intel.com/i915_monitoring", "gpu.intel.com/xe_monitoring",
-)  # fmt: skip
-"""Prefixes of the names of resources that limit the use of a GPU, or let a monitor read it, and are none themselves."""
 _ENDED = frozenset({"Succeeded", "Failed"})
 _LONGEST_USER = 253
 _LONGEST_EPOCH = 64
@@ -262,10 +264,6 @@ class PodSighting:
     """The epoch in its annotation (accountant.ledger.protocols)."""
     epoch_ms: int | None = None
     """The latest time at which the annotation was written, according to the API server; None if unknown."""
-
-
-def is_gpu_resource(name: str) -> bool:
-    return name.startswith(GPU_RESOURCES) and not name.startswith(_LIMITS)
 
 
 def pod_sighting(
@@ -304,6 +302,7 @@ def pod_sighting(
         started_ms=min(started, default=None),
         ended_ms=max(finished, default=None) if status.phase in _ENDED else None,
         observed_ms=now_ms,
+        stop=stop_of(_end(pod)),
     )
     kept = {key: value for key, value in annotations.items() if key in _notes()}
     kept |= {key: value for key, value in labels.items() if key in job_label_keys() or key in queue_keys()}
@@ -331,6 +330,30 @@ def complete(pod: PodSighting, chain: Chain) -> PodFacts:
         owners=chain.owners,
         workload=job(chain.owners, marks, marks),
         queue_ref=queue_ref(pod.facts.namespace, pod.scheduler, wanted, marks),
+    )
+
+
+def _end(pod: PodObject) -> PodEnd:
+    status = pod.status
+    grace_s = pod.metadata.deletion_grace_period_seconds or 0
+    until_ms = milliseconds(pod.metadata.deletion_timestamp)
+    return PodEnd(
+        pod.spec.scheduler_name,
+        [
+            StopCondition(one.type, one.reason or "", one.message or "", milliseconds(one.last_transition_time))
+            for one in status.conditions or ()
+            if one.status == "True"
+        ],
+        status.phase,
+        status.reason or "",
+        status.message or "",
+        [
+            EndedContainer(one.name, end.exit_code, end.reason or "", milliseconds(end.finished_at))
+            for one in status.container_statuses or ()
+            if (end := one.state.terminated) is not None
+        ],
+        # The timestamp is that of the end of its grace period.
+        None if until_ms is None else until_ms - grace_s * MS_PER_SECOND,
     )
 
 

@@ -25,6 +25,7 @@ from agent.wire import SCHEMA, Batch, Gap, Labels
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
+from gputally.base.pod_stop import bounded
 from gputally.base.untrusted_text import UNDECODABLE, unprintable
 
 MOST_RECORDS = 20_000
@@ -84,7 +85,17 @@ def decode(raw: bytes) -> Batch:
         raise BadBatch(
             "too-large", f"the batch has {_records(batch)} records, and {MOST_RECORDS} are the most: split it"
         )
-    return _shortened(_printable(batch))
+    return _shortened(_printable(_with_short_stops(batch)))
+
+
+def _with_short_stops(batch: Batch) -> Batch:
+    """The batch with reasons of stops of one line and bounded length: they quote what other programs wrote."""
+    if all(fact.stop is None or bounded(fact.stop) == fact.stop for fact in batch.facts):
+        return batch
+    facts = tuple(
+        fact if fact.stop is None else msgspec.structs.replace(fact, stop=bounded(fact.stop)) for fact in batch.facts
+    )
+    return msgspec.structs.replace(batch, facts=facts)
 
 
 def _printable(batch: Batch) -> Batch:

@@ -20,7 +20,6 @@ from accountant.billing.usage_pricing import charges
 from accountant.bookkeeping.bookkeeper import booked_by
 from accountant.core.periods import Month, zone
 from accountant.core.record_age import is_old
-from accountant.inventory.pod_facts import is_gpu_resource
 from accountant.ledger.journal import Acts
 from accountant.ledger.protocols import Ledger, Moment, QueuedPod
 from accountant.ledger.usage import ACCOUNTS, PRICED_BY, START_UP
@@ -29,7 +28,7 @@ from accountant.reports.report_breakdowns import AccountRow, share
 from accountant.wire.option_types import JobState
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, Job, UsageLine
-from agent.wire import PodFacts
+from gputally.base.gpu_resources import requested_devices
 from gputally.base.money import exact_sum
 from gputally.base.units import MS_PER_HOUR, US_PER_MS
 
@@ -196,7 +195,7 @@ def waiting(pods: Iterable[QueuedPod], at_ms: int) -> tuple[Waiting, ...]:
     """The waiting pods by queue, the longest wait first."""
     by_queue: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for pod in pods:
-        gpus, wait = requested_gpus(pod.facts), pod_wait(pod.facts, at_ms)
+        gpus, wait = requested_devices(pod.facts.requests), pod_wait(pod.facts, at_ms)
         if gpus and wait.waiting:
             by_queue.setdefault((pod.team, pod.queue), []).append((gpus, wait.queued_ms or 0))
     rows = [
@@ -253,12 +252,6 @@ def current_use(ledger: Moment, book: PriceBook | None, start: int, end: int, ti
         burn_per_hour=burn,
         unpriced_gpus=without_price_us / gpu_us,
     )
-
-
-def requested_gpus(facts: PodFacts) -> int:
-    """The number of devices that a pod requests. A quantity that is not an integer counts as one."""
-    amounts = [amount for name, amount in facts.requests.items() if is_gpu_resource(name)]
-    return sum(int(amount) if amount.isdecimal() else 1 for amount in amounts)
 
 
 def burn_per_hour(

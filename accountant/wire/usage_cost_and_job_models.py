@@ -289,6 +289,7 @@ class Job(Model):
     held_from_ms, held_until_ms: the first and last instant of holding GPUs, rounded outwards for hours that only have
         sums.
     waited_ms: the longest wait of one of its pods in its queue, so far.
+    asks_gpus: the GPUs, or parts of them, that its pods request which have not been placed; None if none waits.
     accounts_gpu_us: the accounts of held time.
     gpus, burn_per_hour: GPUs held, and their cost per hour, over the last minutes on record; None if unknown.
     epochs: number of reported epochs.
@@ -310,6 +311,7 @@ class Job(Model):
     held_until_ms: int | None
     ended_ms: int | None
     waited_ms: int | None
+    asks_gpus: int | None = None
     gpu_models: tuple[str, ...]
     accounts_gpu_us: Accounts
     gpus: Exact | None
@@ -441,7 +443,7 @@ class NextHolder(Model):
     after_ms: int
 
 
-AttemptEnd = Literal["running", "preempted", "node-down", "stopped", "ended", "unknown"]
+AttemptEnd = Literal["running", "preempted", "node-down", "failed", "stopped", "ended", "unknown"]
 
 
 class JobAttempt(Model):
@@ -455,10 +457,12 @@ class JobAttempt(Model):
     gpus: the number of GPUs, or parts of GPUs, that it held.
     waited_ms: the wait before it, since the previous stop or, if they are younger, since the creation of its pods. None
         if unknown.
-    end: `running`: it still ran at the end of the span. `preempted`: gputally's controller stopped it. `node-down`: a
-        node could not be used any more. `stopped`: the job did not end with it; who stopped it is not recorded.
-        `ended`: the job ended with it, by itself or deleted. `unknown`: its node has been silent since `end_ms`, so
-        that nobody knows whether it still runs.
+    end: `running`: it still ran at the end of the span. `preempted`: gputally's controller or a scheduler took its GPUs
+        for others. `node-down`: a node could not be used any more. `failed`: a container of it ended with an error.
+        `stopped`: the job did not end with it; `by` and `reason` say as much as is recorded. `ended`: the job ended
+        with it. `unknown`: its node has been silent since `end_ms`, so that nobody knows whether it still runs.
+    by: the program that stopped it: `gputally`, a scheduler, or another program of the cluster; "" if that is not
+        recorded, and if none did.
     reason: why it stopped; "" if that is not recorded.
     decision: id of the controller's decision, and `decision_ms` its instant.
     lost_gpu_us: the time that it held since the job's last checkpoint, which its stop lost: as the controller recorded
@@ -475,6 +479,7 @@ class JobAttempt(Model):
     gpu_us: int
     waited_ms: int | None
     end: AttemptEnd
+    by: str = ""
     reason: str
     decision: str | None
     decision_ms: int | None

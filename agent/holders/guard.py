@@ -17,6 +17,7 @@ from agent.core.readings import Allocation, Gpu, Unavailable
 from agent.holders.protocol import HolderSource, Holdings
 from agent.wire import PodFacts
 from gputally.base.errors import AgentError
+from gputally.base.pod_stop import bounded
 from gputally.base.untrusted_text import LONGEST_NAME, LONGEST_REFERENCE, UNDECODABLE, escaped, is_name
 
 log = logging.getLogger("agent.holders.guard")
@@ -165,7 +166,10 @@ def _facts(found: object, node: str) -> PodFacts:
         is_name(t, LONGEST_REFERENCE) for t in (facts.workload, facts.queue_ref)
     ):
         raise WrongHoldings(f"{where}: a name is one line of at most {LONGEST_NAME} characters")
-    times = facts.created_ms, facts.scheduled_ms, facts.started_ms, facts.ended_ms, facts.observed_ms
+    if facts.stop is not None:
+        facts = msgspec.structs.replace(facts, stop=bounded(facts.stop))
+    times = (facts.created_ms, facts.scheduled_ms, facts.started_ms, facts.ended_ms, facts.observed_ms,
+             facts.stop.at_ms if facts.stop is not None else None)  # fmt: skip
     for number in (facts.seq, facts.priority or 0, *(time for time in times if time is not None)):
         if not -(2**31) <= number <= _MOST_MS:
             raise WrongHoldings(f"{where}: {number} is too large")

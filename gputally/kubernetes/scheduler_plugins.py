@@ -226,6 +226,8 @@ class SchedulerPlugin:
     jobs: how its pods name their job; None if they do not.
     levels: what is above the queues that pods name; None if nothing is.
     shares: how its pods request parts of GPUs; None if they cannot.
+    stop_condition: the type of a pod's condition with which this scheduler alone says that it stops the pod, beside
+        `DisruptionTarget`, which every scheduler may set; "": it has none.
     shard_label: the label of nodes by which the scheduler divides a cluster into parts, each with its own usage; "": it
         does not.
     own_queue: returns the queue that an object of the first kind defines; None if it is no queue of users.
@@ -244,6 +246,7 @@ class SchedulerPlugin:
     jobs: PodJobLabels | None = None
     levels: QueueLevels | None = None
     shares: SharedGpuKeys | None = None
+    stop_condition: str = ""
     shard_label: str = ""
     own_queue: Callable[[Object, MigParts], OwnQueue | None] = no_own_queue
     workloads: bool = True

@@ -21,6 +21,7 @@ REQUIRED = {
     "Holder": ["kind", "uid"],
     "Owner": ["kind", "name"],
     "PodFacts": ["name", "namespace", "node", "observed_ms", "seq", "uid"],
+    "PodStop": ["how"],
     "Sharing": ["mode"],
     "Skipped": ["reason", "seq"],
     "Slice": ["ci", "compute", "compute_of", "gi", "memory_mib", "memory_of_mib", "profile"],

@@ -28,6 +28,7 @@ from fairshare.web.policy_pages import ROUTES
 from fairshare.web.queue_history import QueueHistory, ReportCache
 from fairshare.web.what_if_worker import Previews
 from gputally.base.clock import VirtualClock
+from gputally.base.pod_stop import PodStop
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.server.https_server import serve
 from gputally.server.one_address import OneAddress
@@ -81,21 +82,29 @@ def hours(
     return [interval(at(first) + n * QUARTER_MS, gpu, holder, busy_us=busy_us) for n in range(4 * count)]
 
 
-def fact(pod: str, space: str, workload: str, user: str, created: str, began: str = "", ended: str = "") -> PodFacts:
+def fact(
+    pod: str, space: str, workload: str, user: str, created: str, began: str = "", ended: str = "",
+    stop: PodStop | None = None,
+) -> PodFacts:  # fmt: skip
     """A pod's facts; without `began` it waits."""
     times = {"scheduled_ms": at(began), "started_ms": at(began)} if began else {}
     return pod_facts(
         pod, at(ended or began or created), namespace=space, node="n1", uid=pod, workload=workload,
         labels={USER: user, "project": PROJECT_OF[space], "cost-centre": CENTRE_OF[space]},
-        created_ms=at(created), queue_ref=f"policy:{space}", ended_ms=at(ended) if ended else None, **times,
+        created_ms=at(created), queue_ref=f"policy:{space}", ended_ms=at(ended) if ended else None,
+        requests={"nvidia.com/gpu": "1"}, stop=stop, **times,
     )  # fmt: skip
 
 
+TAKEN = PodStop(
+    "preempted", "kai-scheduler", "PreemptionByScheduler", "preempted by higher priority workload ops/demo",
+    at("2026-11-10 18:00"),
+)  # fmt: skip
 FACTS = (
     fact("old", "vision", "Job/old", "ada", "2026-10-20 10:00", "2026-10-20 10:00", "2026-10-20 20:00"),
     fact("eval", "nlp", "Job/eval", "bo", "2026-10-20 10:00", "2026-10-20 10:00", "2026-10-20 14:00"),
     fact("waste", "vision", "Job/waste", "ada", "2026-11-10 09:30", "2026-11-10 10:00", "2026-11-10 16:00"),
-    fact("tune", "nlp", "Job/tune", "bo", "2026-11-10 10:00", "2026-11-10 10:00", "2026-11-10 18:00"),
+    fact("tune", "nlp", "Job/tune", "bo", "2026-11-10 10:00", "2026-11-10 10:00", "2026-11-10 18:00", TAKEN),
     fact("train", "vision", "Job/train", "cy", "2026-11-12 10:00", "2026-11-12 10:00", "2026-11-12 12:00"),
     fact("next", "nlp", "Job/next", "bo", "2026-11-12 11:00", "2026-11-12 12:00", "2026-11-12 14:00"),
     fact("again", "vision", "Job/train", "cy", "2026-11-12 12:00", "2026-11-12 15:00", "2026-11-12 16:00"),

@@ -61,6 +61,14 @@ QUESTIONS = {
         {"number": 1, "end": "preempted", "reason": "team nlp is owed 1 GPU", "gpu_hours": "2",
          "lost_gpu_hours": "0.5"},
     ),
+    "preempted by its scheduler": Question(
+        "Why did its own scheduler preempt my pod?", ("Jobs", "Job/tune"),
+        ("10 Nov 18:00", "kai-scheduler: preempted by higher priority workload ops/demo"),
+        ("jobs", "prod/nlp/Job/tune"), ("kai-scheduler: preempted by higher priority workload ops/demo",),
+        "attempts", {"job": "nlp/Job/tune", "start": "2026-11-01"},
+        {"number": 1, "end": "preempted", "by": "kai-scheduler",
+         "reason": "preempted by higher priority workload ops/demo", "gpu_hours": "8"}, lead=True,
+    ),
     "idle notebooks": Question(
         "Which notebooks have been idle for a day?", ("Explore", "Usual questions", "Idle notebooks, 24 h"),
         ("Notebook/explore", "24.0"),
@@ -75,9 +83,12 @@ QUESTIONS = {
         "usage", {"by": "node", "start": "7d"}, {"node": "n2", "down": "3"},
     ),
     "waits": Question(
-        "Why does this job wait, and how long?", ("Jobs", "waiting", "Job/later"), ("2.0 h",),
+        "Why does this job wait, for what, and how long?", ("Jobs", "waiting", "Job/later"),
+        ("It asks for 1 GPU, since 16 Nov 10:00",),
         ("jobs", "later"), ("wait", "2:00:00"),
-        "why_waiting", {"job": "later"}, {"job": "prod/nlp/Job/later", "waited_seconds": 7200}, lead=True,
+        "why_waiting", {"job": "later"},
+        {"job": "prod/nlp/Job/later", "waited_seconds": 7200, "asks_gpus": 1, "created": "2026-11-16T10:00:00Z"},
+        lead=True,
     ),
     "twice the weight": Question(
         "What happens with twice the weight?", ("Shares", "queue=nlp", "weight=2", "Try it"),

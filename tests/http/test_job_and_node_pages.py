@@ -19,11 +19,10 @@ import pytest
 from accountant.billing.job_attempts import decisions_about_job, gangs_of
 from accountant.ledger.protocols import JobKey
 from accountant.ledger.usage import Usage, Where
-from accountant.web import page_rows
 from accountant.web.job_and_node_pages import MOST_STRIPS, cells, timeline, timeline_svg
 from accountant.wire.policy_models import Decision
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension
-from agent.wire import PodFacts
+from gputally.base.gpu_resources import requested_devices
 from tests.fakes.list_ledger import ListLedger, Row
 from tests.http.conftest import HOUR_US, MINUTE_MS, NOW_MS, decision, encoded
 from tests.http.page_parser import EVIL, read
@@ -267,13 +266,12 @@ def test_a_name_cannot_break_out_of_the_drawing():
 def test_devices_asked_for_are_counted():
     def asked(**requests: str) -> int:
         named = {name.replace("_", "/"): amount for name, amount in requests.items()}
-        return page_rows.requested_gpus(
-            PodFacts(seq=1, uid="u", namespace="n", name="p", node="", requests=named, observed_ms=0)
-        )
+        return requested_devices(named)
 
     assert asked(**{"nvidia.com_gpu": "8", "cpu": "4"}) == 8
     assert asked(**{"nvidia.com_mig-1g.10gb": "2"}) == 2
     assert asked(**{"nvidia.com_gpu": "many"}) == 1
+    assert asked(**{"nvidia.com_gpu": "9" * 4_000}) == 1
     assert asked(cpu="4") == 0
     limits = {"nvidia.com_gpumem": "8000", "nvidia.com_gpucores": "50", "nvidia.com_gpumem-percentage": "10"}
     assert asked(**{"nvidia.com_gpu": "1"}, **limits) == 1

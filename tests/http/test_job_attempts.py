@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -15,6 +16,7 @@ from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
 from accountant.storage import read_snapshot
 from agent.wire import PodFacts, Slice, UsageInterval
 from gputally.base.clock import VirtualClock
+from gputally.base.pod_stop import LONGEST_MESSAGE, PodStop
 from tests.fakes.memory_ledger import MINUTE_MS, NOW_MS
 from tests.http.conftest import INVENTORY, bearer, client_of, decision, settings_in, token_entry
 from tests.http.page_parser import read, rows_after
@@ -24,6 +26,7 @@ from tests.usage_records import batch, deliver, interval, pod_facts, pod_holder
 
 BEGIN = NOW_MS - 120 * MINUTE_MS
 JOB = "prod~vision~Job~train"
+BROWSER = {"Accept": "text/html"}
 
 
 def minutes(first: int, last: int, gpu: str, uid: str, space: str) -> list[UsageInterval]:
@@ -147,6 +150,124 @@ def test_a_decision_of_the_controller_says_why(service: Service, mode: str, pods
     assert first["reason"] == ("team nlp is owed 1 GPU" if known else "")
     assert first["decision"] == ("cycle/0/0" if known else None)
     assert first["lost_gpu_us"] == (1_800_000_000 if known else None)
+
+
+def with_stops(ledger_of: Any, *stops: PodStop | None) -> Service:
+    """Job vision/train has a pod for each of these, until minute 20; then it runs again."""
+    uids = [f"a{number}" for number in range(len(stops))]
+    facts = [
+        fact(uid, "vision", "Job/train", -10, 0, stop=stop, **ended(20)) for uid, stop in zip(uids, stops, strict=True)
+    ]
+    rows = [row for uid in uids for row in minutes(0, 20, f"GPU-{uid}", uid, "vision")]
+    service: Service = ledger_of(
+        [*facts, fact("z", "vision", "Job/train", 20, 40)], [*rows, *minutes(40, 120, "GPU-z", "z", "vision")]
+    )
+    return service
+
+
+def at_minute(minute: int, how: str, *texts: str) -> PodStop:
+    return PodStop(how, *texts, at_ms=BEGIN + minute * MINUTE_MS)
+
+
+TAKEN = at_minute(19, "preempted", "kai-scheduler", "PreemptionByScheduler", "Pod vision/a was preempted by nlp/eval")
+OBEYED = at_minute(19, "deleted")
+
+
+@pytest.mark.parametrize(
+    ("stops", "end", "by", "words"),
+    [
+        ((TAKEN, OBEYED), "preempted", "kai-scheduler", "preempted by nlp/eval"),
+        ((OBEYED, TAKEN), "preempted", "kai-scheduler", "preempted by nlp/eval"),
+        ((at_minute(19, "preempted", "lanes", "Taken"),), "preempted", "lanes", "Taken"),
+        ((at_minute(19, "evicted", "kubelet", "Evicted", "low on memory"),), "stopped", "kubelet", "low on memory"),
+        ((at_minute(19, "evicted", "", "Unheard-of"),), "stopped", "", "Unheard-of"),
+        ((at_minute(19, "of a newer release", "x", "Moved"),), "stopped", "x", "Moved"),
+        ((OBEYED, at_minute(20, "failed", "", "OOMKilled", "exit code 137")), "failed", "", "OOMKilled: exit code 137"),
+        ((OBEYED,), "stopped", "", "deleted"),
+        ((None,), "stopped", "", ""),
+        ((at_minute(-90, "preempted", "kai-scheduler", "CalledOff"),), "stopped", "", ""),
+        ((at_minute(40, "preempted", "kai-scheduler", "MuchLater"),), "stopped", "", ""),
+        ((PodStop("preempted", "kai-scheduler", "AtSomeTime"),), "preempted", "kai-scheduler", "AtSomeTime"),
+    ],
+)
+def test_the_status_of_its_pods_says_by_whom_an_attempt_was_stopped_and_why(
+    ledger_of: Any, stops: tuple[PodStop | None, ...], end: str, by: str, words: str
+) -> None:
+    service = with_stops(ledger_of, *stops)
+    first, second = asked(service, "all")["attempts"]
+    assert (first["end"], first["by"]) == (end, by)
+    assert words in first["reason"]
+    assert bool(words) == bool(first["reason"])
+    assert (second["end"], second["by"], second["reason"]) == ("running", "", "")
+    text = " ".join(read(client_of(service).get(f"/job/{JOB}", headers=bearer("all") | BROWSER).text).texts)
+    assert words in text
+    assert by in text
+    assert ("not recorded" in text) is not bool(words)
+
+
+def test_a_node_that_failed_before_it_sent_its_last_records_is_the_reason(ledger_of: Any) -> None:
+    """The last record is of minute 20. The node failed at minute 35, and the pod was deleted then."""
+    facts = [fact("a", "vision", "Job/train", -10, 0, stop=at_minute(35, "deleted"), **ended(35))]
+    service = ledger_of([*facts, fact("b", "vision", "Job/train", 36, 50)], [
+        *minutes(0, 20, "GPU-1", "a", "vision"), *minutes(50, 120, "GPU-1", "b", "vision"),
+    ])  # fmt: skip
+    down = Down(BEGIN + 35 * MINUTE_MS, BEGIN + 49 * MINUTE_MS, "power supply failed")
+    service.ledger.observe(Facts(nodes=(NodeFacts("prod", "n1", down=(down,)),)), NOW_MS)
+    first, _ = asked(service, "all")["attempts"]
+    assert (first["end"], first["end_ms"]) == ("node-down", BEGIN + 20 * MINUTE_MS)
+    assert "power supply failed" in first["reason"]
+
+
+def test_what_the_controller_decided_says_more_than_the_status_of_the_pods(ledger_of: Any) -> None:
+    service = with_stops(ledger_of, at_minute(19, "evicted", "eviction API", "EvictionByEvictionAPI"))
+    stopped(service, 19, pods=["vision/pod-a0"], result="stopped")
+    first, _ = asked(service, "all")["attempts"]
+    assert (first["end"], first["by"], first["reason"]) == ("preempted", "gputally", "team nlp is owed 1 GPU")
+
+
+def test_a_reason_of_any_length_and_content_is_stored_short_and_shown_as_text(ledger_of: Any) -> None:
+    hostile = "<script>alert(1)</script>\u202e\n\x1b[31m" + "x" * 3_000
+    service = ledger_of([], [])
+    fact_ = fact("a", "vision", "Job/train", -10, 0, stop=at_minute(19, "preempted", *[hostile] * 3), **ended(20))
+    sent = batch(minutes(0, 20, "GPU-1", "a", "vision"), [fact_], cluster="prod", node="n1", epoch="f")
+    client = client_of(service)
+    answer = client.post("/v1/usage", content=msgspec.json.encode(sent), headers=bearer("all"))
+    assert answer.status_code == 200, answer.text
+    (one,) = asked(service, "all")["attempts"]
+    assert one["end"] == "preempted"
+    assert (len(one["by"]), len(one["reason"])) == (253, LONGEST_MESSAGE)
+    assert one["reason"].isprintable()
+    page = read(client.get(f"/job/{JOB}", headers=bearer("all") | BROWSER).text)
+    assert "alert(1)" in " ".join(page.texts)
+    assert not any(tag == "script" and "alert" in (value or "") for tag, _, value in page.attributes)
+    assert "<script>alert" not in client.get(f"/job/{JOB}", headers=bearer("all") | BROWSER).text
+
+
+@pytest.mark.parametrize("field", ["how", "by", "reason", "message"])
+def test_a_text_that_no_agent_sends_is_refused_with_its_place(service: Service, field: str) -> None:
+    plain = msgspec.to_builtins(batch([], [fact("a", "vision", "", 0, 0, stop=OBEYED)], cluster="prod", node="n1"))
+    plain["facts"][0]["stop"][field] = "x" * 5_000
+    answer = client_of(service).post("/v1/usage", content=msgspec.json.encode(plain), headers=bearer("all"))
+    assert answer.status_code == 422
+    assert field in answer.json()["detail"]
+
+
+def test_no_other_node_says_why_a_pod_was_stopped(ledger_of: Any) -> None:
+    service = with_stops(ledger_of, None)
+    forged = replace(
+        fact("a0", "vision", "Job/train", -10, 0, stop=TAKEN, **ended(20)), node="n2", observed_ms=NOW_MS - 1
+    )
+    deliver(service.ledger, NOW_MS, batch([], [forged], cluster="prod", node="n2"))
+    first, _ = asked(service, "all")["attempts"]
+    assert (first["end"], first["by"], first["reason"]) == ("stopped", "", "")
+
+
+def test_what_the_api_server_and_the_node_know_of_a_stop_is_joined(ledger_of: Any) -> None:
+    service = with_stops(ledger_of, TAKEN)
+    seen = fact("a0", "vision", "Job/train", -10, 0, **ended(20))
+    service.ledger.observe(Facts(pods=(("prod", replace(seen, observed_ms=NOW_MS - 1)),)), NOW_MS)
+    first, _ = asked(service, "all")["attempts"]
+    assert (first["end"], first["by"]) == ("preempted", "kai-scheduler")
 
 
 def test_the_page_has_the_attempts_with_links(service: Service) -> None:

@@ -23,6 +23,7 @@ from agent.wire import Owner, PodFacts
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import ClusterRefused, ClusterUnavailable, VersionGone
+from gputally.base.pod_stop import LONGEST_MESSAGE, PodStop, bounded
 from gputally.kubernetes.list_watch import PAGE, PAUSE_SECONDS, NamedObject, Reflector
 from tests.inventory.memory_api_server import PATHS, UNREACHABLE, FakeApi, node, owner, pod
 from tests.plugin_cases import plugin_cases
@@ -104,6 +105,97 @@ def test_changes_come_by_the_watch_and_a_deleted_pod_has_ended(api, inventory, c
     ended = pods(inventory, clock)
     assert {name: fact.ended_ms for name, fact in ended.items()} == {"a": clock.wall_ms()}
     assert sum(request.startswith("GET /api/v1/pods") for request in api.requests) == 1
+
+
+ONE, LATER = "2026-10-01T01:00:00Z", "2026-10-01T01:00:30Z"
+ONE_MS = CREATED + 3_600_000
+
+
+def condition(kind: str, reason: str, message: str = "", status: str = "True") -> dict[str, Any]:
+    return {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": ONE}
+
+
+def exited(code: int, reason: str, name: str = "main", at: str = LATER) -> dict[str, Any]:
+    return {"name": name, "state": {"terminated": {"exitCode": code, "reason": reason, "finishedAt": at}}}
+
+
+STOPS: dict[str, tuple[dict[str, Any], dict[str, Any], PodStop | None]] = {
+    "by its scheduler": (
+        {"conditions": [condition("DisruptionTarget", "PreemptionByScheduler", "for nlp/eval")]}, {},
+        PodStop("preempted", "kai-scheduler", "PreemptionByScheduler", "for nlp/eval", ONE_MS),
+    ),
+    "by its scheduler, and it obeyed": (
+        {"phase": "Failed", "conditions": [condition("DisruptionTarget", "PreemptionByScheduler")],
+         "containerStatuses": [exited(143, "Error")]},
+        {"deletionTimestamp": LATER, "deletionGracePeriodSeconds": 30},
+        PodStop("preempted", "kai-scheduler", "PreemptionByScheduler", "", ONE_MS),
+    ),
+    "called off": (
+        {"conditions": [condition("DisruptionTarget", "PreemptionByScheduler", status="False")]}, {}, None,
+    ),
+    "by the eviction API": (
+        {"conditions": [condition("DisruptionTarget", "EvictionByEvictionAPI", "Eviction API: evicting")]}, {},
+        PodStop("evicted", "eviction API", "EvictionByEvictionAPI", "Eviction API: evicting", ONE_MS),
+    ),
+    "because its node is gone": (
+        {"conditions": [condition("DisruptionTarget", "DeletionByTaintManager")]}, {},
+        PodStop("evicted", "taint manager", "DeletionByTaintManager", "", ONE_MS),
+    ),
+    "for a reason of a newer Kubernetes": (
+        {"conditions": [condition("DisruptionTarget", "ByTheMoon")]}, {},
+        PodStop("evicted", "", "ByTheMoon", "", ONE_MS),
+    ),
+    "by a scheduler with a condition of its own": (
+        {"conditions": [condition("TerminationTarget", "WorkloadEvicted", "Preempted to accommodate a workload")]}, {},
+        PodStop("evicted", "kueue", "WorkloadEvicted", "Preempted to accommodate a workload", ONE_MS),
+    ),
+    "by another condition": ({"conditions": [condition("example.com/Sad", "Rain")]}, {}, None),
+    "by the kubelet": (
+        {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}, {},
+        PodStop("evicted", "kubelet", "Evicted", "The node was low on resource: memory."),
+    ),
+    "by an error of its own": (
+        {"phase": "Failed", "containerStatuses": [exited(0, "Completed", "side", ONE), exited(137, "OOMKilled")]}, {},
+        PodStop("failed", "", "OOMKilled", "container main ended with exit code 137", ONE_MS + 30_000),
+    ),
+    "deleted": (
+        {"phase": "Failed", "containerStatuses": [exited(143, "Error")]},
+        {"deletionTimestamp": LATER, "deletionGracePeriodSeconds": 30}, PodStop("deleted", at_ms=ONE_MS),
+    ),
+    "by itself, and well": (
+        {"phase": "Succeeded", "containerStatuses": [exited(0, "Completed")]}, {"deletionTimestamp": LATER}, None,
+    ),
+    "restarted in place": (
+        {"phase": "Running", "containerStatuses": [{"name": "main", "lastState": {"terminated": {"exitCode": 1}}}]},
+        {}, None,
+    ),
+    "with texts of any length and content": (
+        {"conditions": [condition("DisruptionTarget", "R" * 9_000, "<b>" * 9_000 + "\u202e\n")]}, {},
+        bounded(PodStop("evicted", "", "R" * 9_000, "<b>" * 9_000 + "\u202e\n", ONE_MS)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", STOPS)
+def test_a_pods_status_says_by_whom_it_was_stopped_also_after_it_is_gone(api, inventory, clock, how):
+    status, metadata, stop = STOPS[how]
+    inventory.sync()
+    stopped = pod("a", scheduler="kai-scheduler", status={"phase": "Running", **status})
+    stopped["metadata"] |= metadata
+    api.put("Pod", stopped)
+    inventory.follow()
+    assert pods(inventory, clock)["a"].stop == stop
+    api.drop("Pod", "a")
+    inventory.follow()
+    assert pods(inventory, clock)["a"].stop == stop
+    assert stop is None or len(stop.reason) + len(stop.message) <= 253 + LONGEST_MESSAGE
+
+
+def test_an_author_of_a_pod_does_not_say_by_whom_it_was_stopped(api, inventory, clock):
+    claimed = {"DisruptionTarget": "True", "reason": "PreemptionByScheduler"}
+    api.put("Pod", pod("a", labels=claimed, annotations=claimed, spec={"conditions": [claimed]}))
+    inventory.sync()
+    assert pods(inventory, clock)["a"].stop is None
 
 
 def test_what_was_not_taken_is_told_again(api, inventory, clock):

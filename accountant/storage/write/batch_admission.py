@@ -329,16 +329,20 @@ def fact_fault(fact: PodFacts, now_ms: int) -> Rejection | None:
 
 
 def has_controls(*facts: PodFacts) -> bool:
-    """Return whether a label or a request of a fact has a control character other than a line end or a tab."""
+    """Return whether a label, a request or the reason of a stop of a fact has a control character other than a line end
+    or a tab."""
     texts: list[str] = []
     for fact in facts:
         texts += (*fact.labels, *fact.labels.values(), *fact.requests, *fact.requests.values())
+        if fact.stop is not None:
+            texts += (fact.stop.how, fact.stop.by, fact.stop.reason, fact.stop.message)
     return bool(unprintable("".join(texts)))
 
 
 def in_range(fact: PodFacts) -> bool:
     """Return whether all times of a fact, and its priority, fit into the columns in which they are compared."""
-    numbers = (fact.observed_ms, fact.created_ms, fact.scheduled_ms, fact.started_ms, fact.ended_ms, fact.priority)
+    numbers = (fact.observed_ms, fact.created_ms, fact.scheduled_ms, fact.started_ms, fact.ended_ms, fact.priority,
+               fact.stop.at_ms if fact.stop is not None else None)  # fmt: skip
     return all(number is None or abs(number) <= LARGEST for number in numbers)
 
 

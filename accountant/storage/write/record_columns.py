@@ -46,7 +46,10 @@ _FACT = attrgetter(
 
 def digest(record: UsageInterval | PodFacts) -> int:
     """Return a 64-bit digest of all fields except the number."""
-    text = _encoder.encode(_INTERVAL(record) if isinstance(record, UsageInterval) else _FACT(record))
+    fields = _INTERVAL(record) if isinstance(record, UsageInterval) else _FACT(record)
+    if isinstance(record, PodFacts) and record.stop is not None:
+        fields += (record.stop,)  # a fact without one has the digest that it had before there were any
+    text = _encoder.encode(fields)
     return int.from_bytes(_hash(text).digest(), "big")
 
 

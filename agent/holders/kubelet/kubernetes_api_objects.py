@@ -26,6 +26,7 @@ from gputally.kubernetes.pod_queue_labels import (
     queue_ref,
     shared_gpu_keys,
 )
+from gputally.kubernetes.pod_stops import EndedContainer, PodEnd, StopCondition, stop_of
 
 
 class UnreadableObject(ValueError):
@@ -48,6 +49,7 @@ class Meta(msgspec.Struct, rename="camel"):
     owner_references: list[_OwnerReference] | None = None
     creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None
+    deletion_grace_period_seconds: int | None = None
 
 
 class _Resources(msgspec.Struct, rename="camel"):
@@ -73,6 +75,8 @@ class Spec(msgspec.Struct, rename="camel"):
 class Instant(msgspec.Struct, rename="camel"):
     started_at: datetime | None = None
     finished_at: datetime | None = None
+    exit_code: int = 0
+    reason: str | None = None
 
 
 class _ContainerState(msgspec.Struct, rename="camel"):
@@ -90,11 +94,15 @@ class _ContainerStatus(msgspec.Struct, rename="camel"):
 class _PodCondition(msgspec.Struct, rename="camel"):
     type: str = ""
     status: str = ""
+    reason: str | None = None
+    message: str | None = None
     last_transition_time: datetime | None = None
 
 
 class _PodStatus(msgspec.Struct, rename="camel"):
     phase: str | None = None
+    reason: str | None = None
+    message: str | None = None
     conditions: list[_PodCondition] | None = None
     container_statuses: list[_ContainerStatus] | None = None
     init_container_statuses: list[_ContainerStatus] | None = None
@@ -326,6 +334,7 @@ def read(pod: bytes, node: str, allowed_labels: Sequence[str]) -> PodView:
         started_ms=_first_start_ms(status),
         ended_ms=_last_end_ms(status) if over else None,
         observed_ms=0,
+        stop=stop_of(_end(decoded)),
     )
     return PodView(
         facts=facts,
@@ -451,6 +460,29 @@ def _first_start_ms(status: _PodStatus) -> int | None:
 def _last_end_ms(status: _PodStatus) -> int | None:
     ends = [c.state.terminated for c in status.container_statuses or () if c.state and c.state.terminated]
     return max((ms for end in ends if (ms := _ms(end.finished_at)) is not None), default=None)
+
+
+def _end(pod: _Pod) -> PodEnd:
+    status = pod.status or _PodStatus()
+    until_ms = _ms(pod.metadata.deletion_timestamp)
+    return PodEnd(
+        pod.spec.scheduler_name,
+        [
+            StopCondition(one.type, one.reason or "", one.message or "", _ms(one.last_transition_time))
+            for one in status.conditions or ()
+            if one.status == "True"
+        ],
+        status.phase or "",
+        status.reason or "",
+        status.message or "",
+        [
+            EndedContainer(one.name, end.exit_code, end.reason or "", _ms(end.finished_at))
+            for one in status.container_statuses or ()
+            if one.state is not None and (end := one.state.terminated) is not None
+        ],
+        # The timestamp is that of the end of its grace period.
+        None if until_ms is None else until_ms - (pod.metadata.deletion_grace_period_seconds or 0) * 1000,
+    )
 
 
 def _ms(at: datetime | None) -> int | None:

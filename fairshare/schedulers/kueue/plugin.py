@@ -52,6 +52,8 @@ SCHEDULER = SchedulerPlugin(
         groups=LevelObjects(COHORTS[0].kind, ("spec.parentName",)),
         prefix="kueue-cohort",
     ),
+    # On pods that it manages itself; of other jobs it lets their controller delete the pods.
+    stop_condition="TerminationTarget",
     own_queue=_own_queue,
     rights=(
         Rights(_GROUP, "clusterqueues cohorts localqueues", "list patch", "to read demand and write weights"),

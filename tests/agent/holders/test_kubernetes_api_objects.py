@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from agent.holders.kubelet import kubernetes_api_objects
 from agent.holders.kubelet.kubernetes_api_objects import UnreadableObject
 from agent.wire import Owner
+from gputally.base.pod_stop import PodStop
 from tests.agent.pods import UID, facts, pod_object, view
 from tests.hypothesis_examples import examples
 
@@ -80,6 +81,22 @@ def test_a_pod_that_ended_holds_nothing_and_says_when() -> None:
     assert (found.over, found.running) == (True, False)
     assert (found.facts.started_ms, found.facts.ended_ms) == (EIGHT + 5_000, EIGHT + 3_600_000)
     assert not view(deletionTimestamp="2026-10-01T09:00:00Z").running
+
+
+def test_the_status_says_by_whom_a_pod_was_stopped_and_why() -> None:
+    at = "2026-10-01T08:00:30Z"
+    taken = {
+        "type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "for nlp/eval",
+        "lastTransitionTime": at,
+    }  # fmt: skip
+    found = facts(status={"conditions": [taken]}, deletionTimestamp=at, deletionGracePeriodSeconds=30)
+    assert found.stop == PodStop("preempted", "kai-scheduler", "PreemptionByScheduler", "for nlp/eval", EIGHT + 30_000)
+    failed = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": at}
+    found = facts(phase="Failed", status={"containerStatuses": [{"name": "main", "state": {"terminated": failed}}]})
+    assert found.stop == PodStop("failed", "", "OOMKilled", "container main ended with exit code 137", EIGHT + 30_000)
+    found = facts(deletionTimestamp=at, deletionGracePeriodSeconds=30)
+    assert found.stop == PodStop("deleted", at_ms=EIGHT)
+    assert facts().stop is None
 
 
 def test_a_container_that_restarted_began_with_its_first_run() -> None:
