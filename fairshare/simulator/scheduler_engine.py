@@ -63,6 +63,7 @@ from fairshare.simulator.simulation_model import (
     Outage,
     OutageBegan,
     OutageEnded,
+    QueueAtReclaim,
     Ranking,
     ReplayPool,
     ReplayRecord,
@@ -149,10 +150,10 @@ class SchedulerEngine(ABC):
     def started(self, gang: SimulatedGang) -> None:  # noqa: B027
         """React to a gang that has got its GPUs."""
 
-    def stopped(self, gang: SimulatedGang, reason: StopReason, for_queue: int) -> None:  # noqa: B027
+    def stopped(self, gang: SimulatedGang, reason: StopReason, claimant: SimulatedGang | None) -> None:  # noqa: B027
         """React to a gang that has lost its GPUs.
 
-        for_queue: the index of the queue for which the GPUs were reclaimed; -1 if the reason is another one."""
+        claimant: the gang for which the GPUs were reclaimed; None if the reason is another one."""
 
     def fail(self, outage: Outage) -> None:  # noqa: B027
         """React to the beginning of an outage."""
@@ -224,7 +225,7 @@ class SchedulerEngine(ABC):
         heappush(self._events, (gang.end_ms, _END, gang.number))
         self.started(gang)
 
-    def stop(self, gang: SimulatedGang, reason: StopReason, for_queue: int = -1) -> None:
+    def stop(self, gang: SimulatedGang, reason: StopReason, claimant: SimulatedGang | None = None) -> None:
         """Stop a gang. If it has not finished, it waits again, and its work since the last checkpoint is lost."""
         del self.running[gang.queue][gang.number]
         gang.end_ms = -1
@@ -240,14 +241,14 @@ class SchedulerEngine(ABC):
             saved = max(0, elapsed - gang.restart_ms) // self.rules.checkpoint_ms * self.rules.checkpoint_ms
             gang.left_ms -= saved
             gang.lost_ms += elapsed - saved
-            if reason == "reclaimed":
+            if claimant is not None:
                 gang.evictions += 1
-                self.reclaims[for_queue] += 1
+                self.reclaims[claimant.queue] += 1
             else:
                 gang.crashes += 1
             gang.queued_ms = self.now_ms
             self._wait(gang)
-        self.stopped(gang, reason, for_queue)
+        self.stopped(gang, reason, claimant)
 
     def _hold(self, gang: SimulatedGang, gpus: int) -> None:
         self.unsettled = True
@@ -377,7 +378,7 @@ class SchedulerEngine(ABC):
                     continue
                 flavour, victims = chosen
                 for victim in victims:
-                    self.stop(victim, "reclaimed", q)
+                    self.stop(victim, "reclaimed", gang)
                 self.lines[q].leave(self.lines[q].gangs.index(gang))
                 self._start(gang, flavour)
                 reclaimed = True
@@ -678,9 +679,21 @@ class ClusterSimulation(SchedulerEngine):
         job = self._jobs[gang.number]
         self._report.append(Started(self.now_ms, job, self._slots(gang), gang.attempt, gang.queued_ms))
 
-    def stopped(self, gang: SimulatedGang, reason: StopReason, for_queue: int) -> None:
-        job, taker = self._jobs[gang.number], self.tree.names[for_queue] if for_queue >= 0 else ""
-        self._report.append(Stopped(self.now_ms, job, self._slots(gang), gang.attempt, reason, taker))
+    def stopped(self, gang: SimulatedGang, reason: StopReason, claimant: SimulatedGang | None) -> None:
+        job, slots = self._jobs[gang.number], self._slots(gang)
+        if claimant is None:
+            self._report.append(Stopped(self.now_ms, job, slots, gang.attempt, reason))
+            return
+        taker = self._jobs[claimant.number]
+        compared = (self._compared(gang.queue, gang.gpus), self._compared(claimant.queue, 0))
+        stop = Stopped(self.now_ms, job, slots, gang.attempt, reason, taker.queue, taker.id, compared)
+        self._report.append(stop)
+
+    def _compared(self, queue: int, released: int) -> QueueAtReclaim:
+        """Return a queue as it was before it `released` these GPUs."""
+        tree, claim = self.tree, self.tree.claims[queue]
+        held = tree.held[queue] + released
+        return QueueAtReclaim(claim.name, held, tree.deserved[queue], self._shares[queue], claim.priority)
 
     def _slots(self, gang: SimulatedGang) -> tuple[Slot, ...]:
         return tuple(self.nodes.slots[i] for i in gang.slots)

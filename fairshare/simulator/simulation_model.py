@@ -169,8 +169,22 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueAtReclaim:
+    """A queue as the scheduler compared it with another one: the GPUs that it holds, its quota and its fair share."""
+
+    name: str
+    held: float
+    quota: float
+    share: float
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
-    """The job no longer holds its slots. for_queue: the queue for which it was reclaimed, "" for other reasons."""
+    """The job no longer holds its slots.
+
+    for_queue, for_job: the queue and the job for which it was reclaimed; "" for other reasons.
+    compared: of a reclaim, the queue that lost GPUs and the one that claimed them."""
 
     at_ms: int
     job: SimulatedJob
@@ -178,6 +192,8 @@ class Stopped:
     attempt: int
     reason: StopReason
     for_queue: str = ""
+    for_job: str = ""
+    compared: tuple[QueueAtReclaim, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

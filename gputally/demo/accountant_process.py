@@ -1,8 +1,8 @@
-"""Runs the demo's accountant, with a simulated inventory, behind a network that loses answers.
+"""Runs the demo's accountant, beside a simulated API server, behind a network that loses answers.
 
-The accountant's service, ledger and server run unchanged. The demo replaces the clock, which moves from hour to hour,
-the inventory, and the network connection, which fails as planned. Background tasks run only at the demo's request, so
-that every run gives the same result."""
+The accountant's service, ledger, server and inventory run unchanged. The demo replaces the clock, which moves from hour
+to hour, the API server, and the network connection, which fails as planned. Background tasks run only at the demo's
+request, so that every run gives the same result."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ import structlog
 
 from accountant.billing.usage_pricing import cost
 from accountant.composition import Service
-from accountant.core.settings import Settings
+from accountant.core.settings import Kubernetes, Settings
 from accountant.exports import rendering_process
+from accountant.inventory.inventory_file import MergedInventory
+from accountant.inventory.kubernetes_inventory import ClusterInventory
 from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
 from accountant.ledger.usage import coverage
 from accountant.reports.report_builder import build
-from fairshare.simulator.simulation_model import OutageBegan, OutageEnded, SimulatedNodeSpec
+from fairshare.simulator.simulation_model import Event, OutageBegan, SimulatedJob, SimulatedNodeSpec, Started, Stopped
 from gputally.base.clock import VirtualClock
 from gputally.base.money import Money
 from gputally.base.units import MS_PER_DAY
 from gputally.demo.cluster_and_workload import CLUSTER, EXPORTED_LABELS, REGION
+from gputally.demo.simulated_api_server import SimulatedApiServer
 from gputally.demo.worker_processes import AccountantConfig, LedgerFigures
 from gputally.server.https_server import serve
 from gputally.server.one_address import OneAddress
@@ -109,8 +112,9 @@ async def _answer(send: Send, status: int, content_type: bytes, body: bytes) -> 
     await send({"type": "http.response.body", "body": body})
 
 
-class SimulatedInventory:
-    """An accountant.ledger.protocols.Inventory that the simulation updates when a node goes down or comes back."""
+class NodeInventory:
+    """An accountant.ledger.protocols.Inventory with the nodes and namespaces, as an operator lists them in a file, and
+    with the reasons of outages. The simulation updates it when a node goes down or comes back."""
 
     def __init__(self, nodes: Sequence[SimulatedNodeSpec], teams: Sequence[str]) -> None:
         self._nodes = {
@@ -144,6 +148,8 @@ class SimulatedInventory:
         """Do nothing: every reading is complete."""
 
 
+WATCHED = Kubernetes(inventory=True, cluster=CLUSTER)
+"""The accountant's pods come from the API server of this cluster."""
 PRICE_BOOK = files("gputally.demo") / "data" / "price-book.yaml"
 _CHECKPOINT_S = 7 * 86_400
 """Time between checkpoints. A checkpoint rewrites the file's last row groups even if few rows are new."""
@@ -161,7 +167,11 @@ class DemoAccountant:
         the port cannot be used."""
         _log_to(config.log_file)
         self._clock = VirtualClock(config.start_ms)
-        self._inventory = SimulatedInventory(config.nodes, config.teams)
+        self._nodes = NodeInventory(config.nodes, config.teams)
+        self._cluster = SimulatedApiServer(config.nodes, config.teams)
+        self._pods = ClusterInventory(self._cluster.api(), self._clock, CLUSTER, exported=EXPORTED_LABELS)
+        self._pods.sync()
+        inventory = MergedInventory([self._nodes, self._pods])
         with ExitStack() as stack:
             book = stack.enter_context(as_file(PRICE_BOOK))
             settings = Settings(
@@ -173,9 +183,10 @@ class DemoAccountant:
                 checkpoint_seconds=_CHECKPOINT_S,
                 refresh_seconds=3_600,
                 exported_labels=EXPORTED_LABELS,
+                kubernetes=WATCHED,
                 controller_pages="/" if config.pages_policy is not None else None,
             )
-            self._service = stack.enter_context(Service(settings, self._clock, self._inventory))
+            self._service = stack.enter_context(Service(settings, self._clock, inventory))
             self._wire = UnreliableWire(self._service.app)
             self._url = stack.enter_context(serve(self._wire, settings.host, settings.port))
             self._controller: ControllerPages | None = None
@@ -197,20 +208,29 @@ class DemoAccountant:
         return self._service.settings.grace_days * MS_PER_DAY
 
     def hour(
-        self, now_ms: int, outages: Sequence[OutageBegan | OutageEnded], away: bool, run_maintenance: bool = False
+        self,
+        now_ms: int,
+        submitted: Sequence[SimulatedJob],
+        events: Sequence[Event],
+        away: bool,
+        run_maintenance: bool = False,
     ) -> None:
-        """Set the clock to `now_ms`, and record the nodes' outages.
+        """Set the clock to `now_ms`, and let the API server and the operator record what happened until then.
 
+        submitted, events: the jobs and the events since the last call.
         away: True to answer no agent until the next hour.
         run_maintenance: True to run the background tasks that are due before the clock moves."""
         if run_maintenance:
             self.maintain()
         self._clock.advance_to(now_ms)
-        for event in outages:
+        for event in events:
+            if isinstance(event, Started | Stopped) or event.outage.target != "node":
+                continue
             if isinstance(event, OutageBegan):
-                self._inventory.node_down(event.outage.name, event.at_ms, event.outage.reason)
+                self._nodes.node_down(event.outage.name, event.at_ms, event.outage.reason)
             else:
-                self._inventory.node_up(event.outage.name, event.at_ms)
+                self._nodes.node_up(event.outage.name, event.at_ms)
+        self._cluster.apply(submitted, events, self._pods.follow)
         self._wire.away = away
 
     def show_cycle(self, report: CycleReport) -> None:

@@ -16,12 +16,13 @@ from rich.console import Console
 
 from accountant.composition import Service
 from accountant.core.settings import Settings
+from accountant.inventory.inventory_file import MergedInventory
 from fairshare.controller.control_loop import Controller
 from fairshare.simulator.engine_state import QueueState
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import CannotStart
-from gputally.demo.accountant_process import PRICE_BOOK, UnreliableWire
+from gputally.demo.accountant_process import PRICE_BOOK, WATCHED, UnreliableWire
 from gputally.demo.cluster_and_workload import EXPORTED_LABELS, nodes
 from gputally.demo.controller_pages import ControllerPages
 from gputally.demo.pipeline import ControlPlane
@@ -44,11 +45,12 @@ def serve_finished(folder: Path, port: int, console: Console, wait: Callable[[],
         shutil.copyfile(ledger, Path(copy) / ledger.name)
         settings = Settings(
             data=Path(copy), listen=f"127.0.0.1:{port}", auth="off", prices=book, refresh_seconds=3_600,
-            exported_labels=EXPORTED_LABELS,
+            exported_labels=EXPORTED_LABELS, kubernetes=WATCHED,
             controller_pages="/" if queues else None,
         )  # fmt: skip
         clock = VirtualClock(0)
-        with Service(settings, clock) as service, ExitStack() as controller:
+        # The ledger has all that the API server of its time told.
+        with Service(settings, clock, MergedInventory([])) as service, ExitStack() as controller:
             end_ms = service.ledger.status().extent[1]
             if not end_ms:
                 raise CannotStart(f"{ledger} has no records")

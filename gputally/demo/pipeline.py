@@ -14,11 +14,13 @@ KAI's scheduler, it reads `overQuotaWeight`. The module does not change weights.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
 from zoneinfo import ZoneInfo
@@ -31,7 +33,14 @@ from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.schedulers.kai.kinds import CONFIG, POD_GROUP, QUEUE, SHARD
 from fairshare.simulator.engine_state import QueueState
-from fairshare.simulator.simulation_model import WHOLE, Event, OutageBegan, OutageEnded, SimulatedNodeSpec
+from fairshare.simulator.simulation_model import (
+    WHOLE,
+    Event,
+    OutageBegan,
+    OutageEnded,
+    SimulatedJob,
+    SimulatedNodeSpec,
+)
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR
@@ -114,6 +123,7 @@ class ControlPlane:
 
 
 _UTC = ZoneInfo("UTC")
+_SUBMIT_MS = attrgetter("submit_ms")
 _CYCLES = 1
 """The accountant's pipe for cycles, which are sent beside other calls."""
 
@@ -190,6 +200,7 @@ class Pipeline:
             client = stack.enter_context(AccountantApi(self.url))
             self._stack = stack.pop_all()
         self.engine = scenario.engine()
+        self._jobs = sorted(scenario.jobs, key=_SUBMIT_MS)
         self.plane = ControlPlane(scenario.nodes, scenario.policy)
         self.controller = Controller(scenario.policy, client, self.plane.cluster, self._clock, observe=observe)
 
@@ -207,7 +218,7 @@ class Pipeline:
         weights therefore take effect an hour later."""
         hours = self.scenario.days * 24
         events: Sequence[Event] = self.engine.events_until(self.scenario.start_ms)
-        self._accountant.call("hour", self.scenario.start_ms, _of_nodes(events), False)
+        self._accountant.call("hour", self.scenario.start_ms, self._submitted(0), events, False)
         self._report_nodes(events)
         self._agents.begin(events)
         events = self.engine.events_until(self._after(1))
@@ -217,7 +228,8 @@ class Pipeline:
         with ThreadPoolExecutor(1, "scheduler") as scheduler:
             for hour in range(1, hours + 1):
                 away = hour in self.scenario.faults.away
-                self._accountant.call("hour", self._after(hour), _of_nodes(events), away, run_maintenance)
+                submitted = self._submitted(hour)
+                self._accountant.call("hour", self._after(hour), submitted, events, away, run_maintenance)
                 next_hour = scheduler.submit(self._schedule_hour, hour, control, events)
                 self._agents.finish_hour()
                 if self._scraped:
@@ -289,6 +301,11 @@ class Pipeline:
 
     def _after(self, hour: int) -> int:
         return self.scenario.start_ms + hour * MS_PER_HOUR
+
+    def _submitted(self, hour: int) -> Sequence[SimulatedJob]:
+        """Return the jobs that are submitted in an hour of the run, or before the run for hour 0."""
+        first = bisect_right(self._jobs, self._after(hour - 1), key=_SUBMIT_MS) if hour else 0
+        return self._jobs[first : bisect_right(self._jobs, self._after(hour), key=_SUBMIT_MS)]
 
     def _must_deliver_first(self, hour: int, events: Sequence[Event]) -> bool:
         """Return True if the agents must finish their delivery before the machines simulate the hour after `hour`. This

@@ -7,15 +7,13 @@ metering run in two threads: everything except `deliver` belongs to one thread.
 Only the hardware and the kubelet are simulated. The agent's loop, meter, outbox and uploader are the real ones. The
 outbox does not call fsync, because only the simulated machines lose power, and this process keeps their outboxes.
 
-A job has one pod per node and attempt. Names, owners and namespaces look like those of a real cluster. The queue is in
-`queue_ref`, so a pod is billed to its team even if it lived while no agent ran."""
+The queue of a pod is in `queue_ref`, so it is billed to its team even if it lived while no agent ran."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -31,9 +29,7 @@ from agent.upload.spool import Outbox
 from agent.upload.uploader import ShipResult, Uploader
 from agent.wire import Holder, Owner, PodFacts
 from fairshare.simulator.simulation_model import (
-    WHOLE,
     Event,
-    JobKind,
     OutageBegan,
     OutageEnded,
     SimulatedJob,
@@ -47,15 +43,16 @@ from gputally.base.clock import Clock, VirtualClock
 from gputally.base.version import __version__
 from gputally.demo.cluster_and_workload import CLUSTER, REPLICAS, SHARED, devices, labels_of
 from gputally.demo.ground_truth import GroundTruth
+from gputally.demo.simulated_pods import (
+    WORKLOADS,
+    pod_name,
+    pod_uid,
+    priority_of,
+    resource_of,
+    slots_by_rank,
+    uid_of,
+)
 from gputally.demo.worker_processes import SiteConfig, SiteResult
-
-_WORKLOAD: dict[JobKind, str] = {
-    "training": "PyTorchJob",
-    "notebook": "Notebook",
-    "short": "Job",
-    "inference": "Deployment",
-}
-
 
 _MEMORY_MIB = 80_000
 """Approximate memory of a GPU. A pod uses a third of it, and more if the pod is busy."""
@@ -79,17 +76,6 @@ class SimulatedPod:
     claims: tuple[SimulatedHolding, ...]
 
 
-def pod_uid(job: SimulatedJob, attempt: int, node: str) -> str:
-    """Return the uid of a job's pod on a node. It differs for every attempt, because a rescheduled pod is a new pod."""
-    return _uid(f"{job.id}/{attempt}/{node}")
-
-
-@lru_cache(1_024)
-def _uid(name: str) -> str:
-    """Return a deterministic uid for a name."""
-    return str(uuid5(NAMESPACE_URL, name))
-
-
 def pods_of(
     start: Started, mig_uuids: dict[Slot, str], queued: frozenset[str], here: Container[str]
 ) -> tuple[SimulatedPod, ...]:
@@ -97,12 +83,9 @@ def pods_of(
 
     mig_uuids: the MIG instance of each slot that has one.
     queued: the names of the existing queues."""
-    nodes: dict[str, list[Slot]] = {}
-    for slot in start.slots:
-        nodes.setdefault(slot.node, []).append(slot)
     return tuple(
         _pod(start, rank, node, slots, mig_uuids, queued)
-        for rank, (node, slots) in enumerate(sorted(nodes.items()))
+        for rank, (node, slots) in enumerate(slots_by_rank(start.slots))
         if node in here
     )
 
@@ -111,9 +94,8 @@ def _pod(
     start: Started, rank: int, node: str, slots: list[Slot], mig_uuids: dict[Slot, str], queued: frozenset[str]
 ) -> SimulatedPod:
     job = start.job
-    uid = pod_uid(job, start.attempt, node)
-    kind = _WORKLOAD[job.kind]
-    name = f"{job.id}-{'worker-' if job.kind == 'training' else ''}{rank}"
+    uid, name = pod_uid(job, start.attempt, rank), pod_name(job, rank)
+    kind = WORKLOADS[job.kind][1]
     namespace = job.queue  # a namespace has the name of its team
     facts = PodFacts(
         seq=0,
@@ -122,11 +104,11 @@ def _pod(
         name=name,
         node=node,
         labels=labels_of(job),
-        owners=(Owner(kind, job.id, _uid(job.id)),),
+        owners=(Owner(kind, job.id, uid_of(job.id)),),
         workload=f"{kind}/{job.id}",
         queue_ref=f"kai:{job.queue}" if job.queue in queued else "",
-        priority=50 if job.preemptible else 100,
-        requests={_resource(slots[0].flavour.shape): str(len(slots))},
+        priority=priority_of(job),
+        requests={resource_of(slots[0].flavour.shape): str(len(slots))},
         created_ms=start.queued_ms,
         scheduled_ms=start.at_ms,
         started_ms=start.at_ms,
@@ -143,12 +125,6 @@ def _claim(holder: Holder, slot: Slot, job: SimulatedJob, mig_uuid: str) -> Simu
         allocation = Allocation(slot.gpu, holder, sharing="time-slicing", sharing_replicas=REPLICAS)
         return SimulatedHolding(allocation, ppm // REPLICAS, memory // REPLICAS)
     return SimulatedHolding(Allocation(slot.gpu, holder, mig_uuid=mig_uuid), ppm, memory // 8 if mig_uuid else memory)
-
-
-def _resource(shape: str) -> str:
-    if shape == WHOLE:
-        return "nvidia.com/gpu"
-    return "nvidia.com/gpu.shared" if shape == SHARED else f"nvidia.com/mig-{shape}"
 
 
 class SimulatedMachine:
@@ -430,9 +406,10 @@ class AgentSite:
                     self._machines[pod.node].start_pod(at_ms, pod)
                     affected.add(pod.node)
             elif isinstance(event, Stopped):
-                for node in sorted({slot.node for slot in event.slots} & self._machines.keys()):
-                    self._machines[node].node.remove(at_ms, pod_uid(event.job, event.attempt, node))
-                    affected.add(node)
+                for rank, (node, _) in enumerate(slots_by_rank(event.slots)):
+                    if node in self._machines:
+                        self._machines[node].node.remove(at_ms, pod_uid(event.job, event.attempt, rank))
+                        affected.add(node)
             elif event.outage.name in self._node_of_gpu:
                 affected.add(self._gpu_outage(event))
             elif event.outage.name in self._machines:

@@ -16,13 +16,15 @@ Source: https://kubernetes.io/docs/reference/using-api/server-side-apply/"""
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from gputally.base.errors import ClusterRefused, Conflict, NotFound, VersionGone
 from gputally.base.yaml_file import FileFault, Key, Plain, read
@@ -272,8 +274,9 @@ class MemoryCluster:
         if version < self._forgotten:
             raise VersionGone(f"{kind.kind}: too old resource version: {version}")
         wanted = (kind.api_version, kind.kind)
-        since = [(change, obj) for at, key, change, obj in self._log if at > version and key[:2] == wanted]
-        return str(self._version), since
+        newest = takewhile(lambda logged: logged[0] > version, reversed(self._log))
+        since = [(change, obj) for _, key, change, obj in newest if key[:2] == wanted]
+        return str(self._version), since[::-1]
 
     def forget(self) -> None:
         """Forget all changes, as etcd does after some time. A watch from an earlier version then raises VersionGone."""
@@ -348,7 +351,7 @@ class MemoryCluster:
         deleted = self._find(key)
         del self._store[key]
         self._version += 1
-        self._log.append((self._version, key, "DELETED", deleted.with_managed_fields()))
+        self._remember(key, "DELETED", deleted)
 
     def event(self, event: Event) -> None:
         same = (event.kind.kind, event.namespace, event.name, event.reason, event.message)
@@ -390,7 +393,12 @@ class MemoryCluster:
             metadata["generation"] += 1
         self._store[key] = after
         change = "ADDED" if before is None else "MODIFIED"
-        self._log.append((self._version, key, change, after.with_managed_fields()))
+        self._remember(key, change, after)
+
+    def _remember(self, key: _Key, change: str, changed: Owned) -> None:
+        if len(self._log) == LOG_LENGTH:
+            self._forgotten = self._log[0][0]
+        self._log.append((self._version, key, change, changed.with_managed_fields()))
 
     def _find(self, key: _Key) -> Owned:
         stored = self._store.get(key)
@@ -433,13 +441,13 @@ class _MemoryApi:
         items: list[Object] = []
         version = self._cluster.scan(self._cluster.kind_at(path), items.append)
         answered = [{"metadata": obj["metadata"]} for obj in items] if metadata_only else items
-        return json.dumps({"metadata": {"resourceVersion": version}, "items": answered}).encode()
+        return msgspec.json.encode({"metadata": {"resourceVersion": version}, "items": answered})
 
     def watch(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> Iterator[bytes]:
         version, changes = self._cluster.changes(self._cluster.kind_at(path), int(query["resourceVersion"] or 0))
         for change, obj in (*changes, ("BOOKMARK", {"metadata": {"resourceVersion": version}})):
             answered = {"metadata": obj["metadata"]} if metadata_only else obj
-            yield json.dumps({"type": change, "object": answered}).encode()
+            yield msgspec.json.encode({"type": change, "object": answered})
 
     def post(self, path: str, _body: Mapping[str, object]) -> bytes:
         raise ClusterRefused(f"POST {path}: a cluster in memory supports no reviews")

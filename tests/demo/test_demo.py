@@ -102,6 +102,39 @@ def test_a_finished_demo_is_served_again_and_stays_as_it_is(day: tuple[Path, dic
     assert (folder / "ledger.duckdb").read_bytes() == ledger
 
 
+def test_the_demo_says_which_jobs_wait_for_what_and_by_whom_one_was_stopped_and_why(
+    day: tuple[Path, dict[str, Any]],
+) -> None:
+    said = io.StringIO()
+
+    def look() -> None:
+        url = re.findall(r"http://127\.0\.0\.1:\d+", said.getvalue())[0]
+        with httpx2.Client(base_url=url, headers={"Accept": "text/html"}, timeout=60) as browser:
+            waiting = browser.get("/v1/jobs", params={"state": "waiting"}).json()["jobs"]
+            assert waiting
+            assert all(job["asks_gpus"] > 0 and job["waited_ms"] > 0 and job["created_ms"] for job in waiting)
+            waits = browser.get("/v1/waits", params={"by": "queue"}).json()
+            assert sum(one["waiting"] for one in waits) >= sum(job["pods"] for job in waiting)
+            page = browser.get("/jobs", params={"state": "waiting"}).text
+            assert waiting[0]["job"] in page
+            assert "is not known" not in page
+            page = browser.get(f"/job/{waiting[0]['id']}").text
+            assert f"It asks for {waiting[0]['asks_gpus']} GPU" in page
+            most = browser.get("/v1/jobs", params={"sort": "pods", "limit": 60}).json()["jobs"]
+            attempts = (
+                (job["id"], one) for job in most for one in browser.get(f"/v1/jobs/{job['id']}").json()["attempts"]
+            )
+            job, stopped = next((job, one) for job, one in attempts if one["end"] == "preempted")
+            assert stopped["by"] == "kai-scheduler"
+            taken = re.search(r"was preempted by workload ([a-z]+)/([a-z0-9-]+)\.", stopped["reason"])
+            assert taken is not None
+            assert any(taken[2] in one["job"] for one in stopped["next_holders"])
+            assert f"was preempted by workload {taken[1]}/{taken[2]}" in browser.get(f"/job/{job}").text
+
+    serve_finished(day[0], 0, Console(file=said, width=200), look)
+    assert said.getvalue()
+
+
 def test_a_finished_demo_without_its_summary_is_served_without_the_controller(
     day: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -45,6 +45,7 @@ SCHEDULERS = {
         "gputally/base/quantities.py": "an annotation that the agent reads too, and its source",
         "gputally/demo/pipeline.py": _PLAYED,
         "gputally/demo/scenario.py": _PLAYED,
+        "gputally/demo/simulated_api_server.py": _PLAYED,
         "gputally/demo/simulated_machines.py": _PLAYED,
     },
 }

@@ -1,0 +1,199 @@
+"""The demo's API server, which has a pod for every job that waits or runs. The accountant's inventory watches it.
+
+The programs that write pods in a real cluster are played here: the controllers of jobs, which create pods, KAI's
+scheduler, which binds pods and takes GPUs from them, the kubelets, which say how pods ended, and the taint manager.
+They write what the real ones write. KAI writes the condition of an evicted pod if its scheduler runs with
+`--update-pod-eviction-condition`.
+
+While a gang waits, it has as few pods as its GPUs need. How many there are in the end is decided when it starts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence, Set
+from operator import itemgetter
+from typing import Any, Final
+
+from fairshare.simulator.simulation_model import (
+    Event,
+    OutageBegan,
+    QueueAtReclaim,
+    SimulatedJob,
+    SimulatedNodeSpec,
+    Started,
+    Stopped,
+    slots_of,
+)
+from gputally.demo.cluster_and_workload import labels_of
+from gputally.demo.simulated_pods import (
+    WORKLOADS,
+    pod_name,
+    pod_uid,
+    priority_of,
+    resource_of,
+    slots_by_rank,
+    uid_of,
+)
+from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.kubernetes.objects import NODE, POD, Api, Kind, micro_time
+from gputally.kubernetes.pod_stops import DISRUPTION, PREEMPTION
+
+NAMESPACE: Final = Kind("v1", "Namespace", "namespaces", status=False)
+KAI: Final = "kai-scheduler"
+_Pod = dict[str, Any]
+
+
+class SimulatedApiServer:
+    """nodes: those of the cluster. queues: the names of the existing queues."""
+
+    def __init__(self, nodes: Sequence[SimulatedNodeSpec], queues: Iterable[str]) -> None:
+        self._cluster = MemoryCluster([NAMESPACE, NODE, POD])
+        self._queues = frozenset(queues)
+        self._largest: Counter[str] = Counter()
+        """The most slots of each shape on one node."""
+        for node in nodes:
+            self._largest |= Counter(slot.flavour.shape for slot in slots_of(node))
+        self._pods: dict[str, list[_Pod]] = {}
+        """The pods of each job that waits or runs, by rank."""
+
+    def api(self) -> Api:
+        """Return a client of the server."""
+        return self._cluster.api()
+
+    def apply(self, submitted: Sequence[SimulatedJob], events: Sequence[Event], watch: Callable[[], None]) -> None:
+        """Apply the submissions and the events of a span in the order of time. watch: lets whoever watches the server
+        read the changes. It is called often enough, because the server forgets old changes."""
+        struck: dict[int, set[str]] = {}
+        for event in events:
+            if isinstance(event, OutageBegan):
+                struck.setdefault(event.at_ms, set()).add(event.outage.name)
+        submissions = ((job.submit_ms, 0, number, job) for number, job in enumerate(submitted))
+        happened = ((event.at_ms, 1, number, event) for number, event in enumerate(events))
+        for number, (at_ms, _, _, one) in enumerate(sorted([*submissions, *happened], key=itemgetter(0, 1, 2)), 1):
+            if isinstance(one, SimulatedJob):
+                self._create(one, 1, at_ms)
+            elif isinstance(one, Started):
+                self._bind(one)
+            elif isinstance(one, Stopped):
+                self._stop(one, struck.get(at_ms, set()))
+            if number % _OFTEN == 0:
+                watch()
+        watch()
+
+    def _create(self, job: SimulatedJob, attempt: int, at_ms: int) -> None:
+        """Create the pods of an attempt, as the controller of the job does."""
+        largest = self._largest[job.shape] or job.gpus
+        sizes = [largest] * (job.gpus // largest) + ([job.gpus % largest] if job.gpus % largest else [])
+        self._pods[job.id] = [self._new(job, attempt, rank, gpus, at_ms) for rank, gpus in enumerate(sizes)]
+        self._cluster.load(self._pods[job.id])
+
+    def _new(self, job: SimulatedJob, attempt: int, rank: int, gpus: int, at_ms: int) -> _Pod:
+        api_version, kind = WORKLOADS[job.kind]
+        owner = {"apiVersion": api_version, "kind": kind, "name": job.id, "uid": uid_of(job.id), "controller": True}
+        queued = job.queue in self._queues
+        return {
+            "apiVersion": POD.api_version,
+            "kind": POD.kind,
+            "metadata": {
+                "namespace": job.queue,  # a namespace has the name of its team
+                "name": pod_name(job, rank),
+                "uid": pod_uid(job, attempt, rank),
+                "labels": labels_of(job) | ({"kai.scheduler/queue": job.queue} if queued else {}),
+                "creationTimestamp": micro_time(at_ms),
+                "ownerReferences": [owner],
+            },
+            "spec": {
+                "schedulerName": KAI if queued else "default-scheduler",
+                "priority": priority_of(job),
+                "containers": [_container(job, gpus)],
+            },
+            "status": {"phase": "Pending"},
+        }
+
+    def _bind(self, start: Started) -> None:
+        """Bind the pods to the nodes of the gang's slots and start them, as the scheduler and the kubelets do."""
+        job, pods = start.job, self._pods[start.job.id]
+        placed = slots_by_rank(start.slots)
+        pods += [self._new(job, start.attempt, rank, 0, start.queued_ms) for rank in range(len(pods), len(placed))]
+        for pod in pods[len(placed) :]:
+            self._delete(pod)
+        del pods[len(placed) :]
+        at = micro_time(start.at_ms)
+        for pod, (node, slots) in zip(pods, placed, strict=True):
+            pod["spec"] |= {"nodeName": node, "containers": [_container(job, len(slots))]}
+            pod["status"] = {
+                "phase": "Running",
+                "conditions": [{"type": "PodScheduled", "status": "True", "lastTransitionTime": at}],
+                "containerStatuses": [{"name": "main", "state": {"running": {"startedAt": at}}}],
+            }
+        self._cluster.load(pods)
+
+    def _stop(self, stop: Stopped, struck: Set[str]) -> None:
+        """Say how the pods ended, and delete them; a job that has not finished gets new ones.
+
+        struck: the nodes and GPUs that failed at this time."""
+        at = micro_time(stop.at_ms)
+        pods = self._pods.pop(stop.job.id)
+        for pod, (node, slots) in zip(pods, slots_by_rank(stop.slots), strict=True):
+            finished = stop.reason == "finished"
+            code, why = (0, "Completed") if finished else (_SIGTERM, "Error")
+            if stop.reason == "reclaimed":
+                self._disrupt(pod, at, PREEMPTION, _reclaim_message(pod, stop))
+            elif node in struck:
+                self._disrupt(pod, at, "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
+            elif not struck.isdisjoint(slot.gpu for slot in slots):
+                code = _SIGABRT
+            elif not finished:
+                pod["metadata"] |= _deleted(at)  # by the job's controller, which starts the whole gang again
+            pod["status"]["phase"] = "Succeeded" if finished else "Failed"
+            ended = {"exitCode": code, "reason": why, "startedAt": _started(pod), "finishedAt": at}
+            pod["status"]["containerStatuses"] = [{"name": "main", "state": {"terminated": ended}}]
+        self._cluster.load(pods)
+        for pod in pods:
+            self._delete(pod)
+        if stop.reason != "finished":
+            self._create(stop.job, stop.attempt + 1, stop.at_ms)
+
+    def _disrupt(self, pod: _Pod, at: str, reason: str, message: str) -> None:
+        condition = {"type": DISRUPTION, "status": "True", "reason": reason, "message": message}
+        pod["status"]["conditions"] += [condition | {"lastTransitionTime": at}]
+        pod["metadata"] |= _deleted(at)
+
+    def _delete(self, pod: _Pod) -> None:
+        self._cluster.delete(POD, pod["metadata"]["name"], pod["metadata"]["namespace"])
+
+
+_OFTEN = 32
+"""Submissions and events between two readings of a watch: a gang that is stopped has three changes for each pod."""
+_SIGTERM, _SIGABRT = 128 + 15, 128 + 6
+"""Exit codes of a container that is told to end, and of one whose GPU is lost."""
+
+
+def _deleted(at: str) -> dict[str, Any]:
+    return {"deletionTimestamp": at, "deletionGracePeriodSeconds": 0}
+
+
+def _container(job: SimulatedJob, gpus: int) -> dict[str, Any]:
+    return {"name": "main", "resources": {"requests": {resource_of(job.shape): str(gpus)}}}
+
+
+def _started(pod: _Pod) -> str:
+    (container,) = pod["status"]["containerStatuses"]
+    return str(container["state"]["running"]["startedAt"])
+
+
+def _reclaim_message(pod: _Pod, stop: Stopped) -> str:
+    """Return what KAI says. Source: KAI-Scheduler pkg/scheduler/api/unschedule_info.go and actions/utils/action.go."""
+    meta = pod["metadata"]
+    taken = f"Pod {meta['namespace']}/{meta['name']} was preempted by workload {stop.for_queue}/{stop.for_job}."
+    return "\n".join([taken, *(_compared(queue) for queue in stop.compared)])
+
+
+def _compared(queue: QueueAtReclaim) -> str:
+    held, quota, share = (
+        f"<GPU: {gpus:g}, CPU: 0 (cores), memory: 0 (GB)>" for gpus in (queue.held, queue.quota, queue.share)
+    )
+    return (
+        f"{queue.name} uses {held} with a quota of {quota}, fair-share of {share} and queue priority of"
+        f" <{queue.priority}>."
+    )
