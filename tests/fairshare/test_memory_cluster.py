@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fairshare.schedulers.kai.kinds import QUEUE
-from gputally.base.errors import ClusterRefused, Conflict, NotFound
-from gputally.kubernetes.memory_cluster import MemoryCluster
+from gputally.base.errors import ClusterRefused, Conflict, NotFound, VersionGone
+from gputally.kubernetes.memory_cluster import LOG_LENGTH, MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, Event, Kind, dotted_path, from_fields_v1, leaves, to_fields_v1
 from tests.fairshare.builders import cluster_of, object_of, queue_object
 from tests.fairshare.conftest import Make
@@ -203,3 +203,20 @@ def test_a_kind_in_namespaces_keeps_them_apart(either_of: Make) -> None:
         cluster.apply({**config(namespace), "data": {"in": namespace}}, field_manager="us")
     found = [obj["data"]["in"] for obj in cluster.list(CONFIG_MAP) if obj["metadata"]["name"] == "apart"]
     assert found == ["one", "two"]
+
+
+def test_changes_are_told_in_their_order_until_one_is_forgotten() -> None:
+    def named(number: int) -> dict[str, Any]:
+        return object_of(CONFIG_MAP, f"c{number}")
+
+    def names(since: Any) -> list[str]:
+        return [obj["metadata"]["name"] for _, obj in since]
+
+    cluster = MemoryCluster([CONFIG_MAP])
+    cluster.load(map(named, range(LOG_LENGTH)))
+    newest, since = cluster.changes(CONFIG_MAP, 0)
+    assert names(since) == [f"c{number}" for number in range(LOG_LENGTH)]
+    cluster.load([named(LOG_LENGTH)])
+    assert names(cluster.changes(CONFIG_MAP, int(newest))[1]) == [f"c{LOG_LENGTH}"]
+    with pytest.raises(VersionGone):
+        cluster.changes(CONFIG_MAP, 0)
