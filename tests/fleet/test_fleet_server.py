@@ -444,6 +444,22 @@ def test_opencost_answers_for_all_ledgers_with_the_sum_of_theirs(client: TestCli
     assert sum(one["totalCost"] for one in together["data"][0].values()) > 0
 
 
+def test_costs_in_several_currencies_are_no_order_and_have_no_total(two_currencies: PublishedLedger) -> None:
+    engine = DuckDbEngine(two_currencies.connect())
+    service = FleetService(Settings(auth="off"), Fleet(engine), VirtualClock(SPAN[1] + 60_000))
+    client = TestClient(service.app, base_url=HERE)
+    for sort in ("cost", "cost:asc", "burn"):
+        refused = client.get(f"/fleet/jobs?{MONTH}&sort={sort}")
+        assert (refused.status_code, refused.json()["errors"][0]["at"]) == (422, "sort")
+        assert all(currency in refused.json()["errors"][0]["reason"] for currency in ("EUR", "USD"))
+    (name, *_) = service.names()
+    assert client.get(f"/fleet/jobs?{MONTH}&sort=cost&ledger={name}").status_code == 200
+    assert {row["currency"] for row in _file(client, f"/fleet/jobs.csv?{MONTH}")} == {"EUR", "USD"}
+    foot = client.get(f"/fleet/jobs?{MONTH}&columns=cost").text.partition("<tfoot>")[2].partition("</tfoot>")[0]
+    assert not re.search(r"\d\.\d\d", foot), "amounts of several currencies are not added"
+    engine.close()
+
+
 def test_opencost_lists_the_clusters_and_refuses_to_add_currencies(
     client: TestClient, two_currencies: PublishedLedger
 ) -> None:
