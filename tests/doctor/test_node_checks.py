@@ -11,8 +11,10 @@ import grpc
 import pytest
 
 from agent.core.readings import Allocation, DeviceReading, Gpu, HolderReading, NodeSnapshot, Unavailable
+from agent.holders.protocol import SEAM, HolderPlugin
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
+from gputally.base.plugins import usable
 from gputally.doctor.__main__ import run_and_print, run_checks
 from gputally.doctor.check_inputs import DoctorOptions, Sources, real_sources
 from gputally.doctor.findings import CannotCheck, CheckResult
@@ -160,7 +162,7 @@ def test_holders_outside_kubernetes() -> None:
     assert process.evidence == "GPU-0, 2,048 MiB; Kubernetes counts the GPU as free"
     assert process.remedy == "kill 4711, or run it as a pod"
     assert container.remedy == "docker stop cccccccccccc, or run it as a pod"
-    assert job.remedy.startswith("scancel 12")
+    assert ("slurm" in usable(SEAM, HolderPlugin)) == job.remedy.startswith("scancel 12")
     with pytest.raises(CannotCheck, match="nobody says"):
         foreign_processes(NodeSnapshot(0, (), Unavailable("nobody says")))
 

@@ -103,7 +103,7 @@ def test_the_command_lists_plugins_and_fails_if_one_is_broken(folder: Path, caps
     assert main(["plugins", "--output", "json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     deletable = {*plugin_cases("channels"), *plugin_cases("agent/gpu_readers"), *plugin_cases("fairshare")}
-    assert {one["name"] for one in listed} >= {"folder", "smtp", "nvml", "kai", *deletable}
+    assert {one["name"] for one in listed} >= {"smtp", "nvml", "kai", *deletable}
     assert all(one["reaches"] and one["page"] for one in listed)
     install(folder, "bad-package", {"gputally.channels": {"bad": "bad_module:PLUGIN"}}, bad_module="1 / 0")
     registry._listed.cache_clear()
