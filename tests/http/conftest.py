@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -192,16 +192,32 @@ def settings_in(folder: Path, **given: Any) -> Settings:
     return Settings(**({"data": empty_ledger.data(folder / "data"), "linger_ms": 0} | opened | given))
 
 
-@pytest.fixture
-def start_service(tmp_path: Path, clock: VirtualClock) -> Iterator[Callable[..., tuple[Service, TestClient]]]:
-    """Return a function that starts an accountant on a real ledger and returns it with a client. It takes the arguments
-    of settings_in."""
+StartService = Callable[..., tuple[Service, TestClient]]
+
+
+@contextmanager
+def _starting(folder: Path, clock: VirtualClock) -> Iterator[StartService]:
     with ExitStack() as running:
 
         def start(**given: Any) -> tuple[Service, TestClient]:
-            service = running.enter_context(Service(settings_in(tmp_path, **given), clock))
+            service = running.enter_context(Service(settings_in(folder, **given), clock))
             return service, client_of(service)
 
+        yield start
+
+
+@pytest.fixture
+def start_service(tmp_path: Path, clock: VirtualClock) -> Iterator[StartService]:
+    """Return a function that starts an accountant on a real ledger and returns it with a client. It takes the arguments
+    of settings_in."""
+    with _starting(tmp_path, clock) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def start_for_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartService]:
+    """As start_service, for accountants that the tests of a module ask and do not change."""
+    with _starting(tmp_path_factory.mktemp("service"), VirtualClock(NOW_MS)) as start:
         yield start
 
 

@@ -24,10 +24,10 @@ SAMPLE = (("train", "vision", "ada", 12), ("notebook", "vision", "eve", 8), ("ch
 """Name, namespace (and team), user and GPUs of each pod. Each holds them for an hour, now and a month earlier."""
 
 
-@pytest.fixture
-def service(start_service):
+@pytest.fixture(scope="module")
+def service(start_for_module):
     tokens = token_list(token_entry("lead", "read", ", teams: [vision]"))
-    service, client = start_service(
+    service, client = start_for_module(
         prices=price_book_text(H100=2), inventory=INVENTORY, tokens=tokens, exported_labels=("project",)
     )
     begin = NOW_MS - 4 * QUARTER_MS

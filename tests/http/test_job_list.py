@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator
 from decimal import Decimal
 from html import unescape
 from pathlib import Path
@@ -23,7 +22,16 @@ from accountant.wire.option_types import JOB_ORDERS, JobOrder
 from gputally.base.clock import VirtualClock
 from gputally.base.units import US_PER_HOUR
 from gputally.server.https_server import serve
-from tests.http.conftest import INVENTORY, MINUTE_MS, NOW_MS, bearer, client_of, settings_in, token_entry
+from tests.http.conftest import (
+    INVENTORY,
+    MINUTE_MS,
+    NOW_MS,
+    StartService,
+    bearer,
+    client_of,
+    settings_in,
+    token_entry,
+)
 from tests.http.quarter_hours import NOW, held
 from tests.price_books import price_book_text
 from tests.usage_records import batch, deliver, pod_facts
@@ -39,13 +47,13 @@ def facts(space: str, node: str, name: str, **more: Any) -> Any:
     )  # fmt: skip
 
 
-@pytest.fixture
-def service(tmp_path: Path, clock: VirtualClock) -> Iterator[Service]:
+@pytest.fixture(scope="module")
+def service(start_for_module: StartService) -> Service:
     """vision trains on n1 since ten hours, nlp had a notebook on n2 for four hours that ended five hours ago, and a
     job of vision waits."""
     lead = token_entry("lead", "read", ", teams: [vision]")
-    chosen = settings_in(
-        tmp_path, prices=price_book_text(H100=2), inventory=INVENTORY, exported_labels=("project",),
+    running, _ = start_for_module(
+        prices=price_book_text(H100=2), inventory=INVENTORY, exported_labels=("project",),
         tokens="tokens:\n" + token_entry("all", "admin") + lead,
     )  # fmt: skip
     waits = pod_facts(
@@ -55,15 +63,14 @@ def service(tmp_path: Path, clock: VirtualClock) -> Iterator[Service]:
     began = {"created_ms": NOW - 11 * HOUR_MS, "scheduled_ms": NOW - 10 * HOUR_MS, "started_ms": NOW - 10 * HOUR_MS}
     ended = {"created_ms": NOW - 9 * HOUR_MS, "scheduled_ms": NOW - 9 * HOUR_MS, "started_ms": NOW - 9 * HOUR_MS,
              "ended_ms": NOW - 5 * HOUR_MS}  # fmt: skip
-    with Service(chosen, clock) as running:
-        deliver(
-            running.ledger, NOW_MS,
-            batch(held(10, 10, "GPU-1", "vision"), [facts("vision", "n1", "Job/train", **began), waits],
-                  cluster="prod", node="n1"),
-            batch([*held(9, 4, "GPU-2", "nlp"), *held(5, 5, "GPU-2")],
-                  [facts("nlp", "n2", "Notebook/explore", **ended)], cluster="prod", node="n2"),
-        )  # fmt: skip
-        yield running
+    deliver(
+        running.ledger, NOW_MS,
+        batch(held(10, 10, "GPU-1", "vision"), [facts("vision", "n1", "Job/train", **began), waits],
+              cluster="prod", node="n1"),
+        batch([*held(9, 4, "GPU-2", "nlp"), *held(5, 5, "GPU-2")],
+              [facts("nlp", "n2", "Notebook/explore", **ended)], cluster="prod", node="n2"),
+    )  # fmt: skip
+    return running
 
 
 @pytest.fixture
@@ -83,7 +90,11 @@ def listed(client: TestClient, query: str) -> list[str]:
     """The jobs of the page, in their order."""
     answer = client.get(f"/jobs?{query}", headers=PAGE)
     assert answer.status_code == 200, answer.text
-    return [unquote(job) for job in re.findall(r'href="/job/([^"]+)"', answer.text)]
+    return jobs_on(answer.text)
+
+
+def jobs_on(page: str) -> list[str]:
+    return [unquote(job) for job in re.findall(r'href="/job/([^"]+)"', page)]
 
 
 TRAIN, NOTEBOOK, WAITS = "prod~vision~Job~train", "prod~nlp~Notebook~explore", "prod~vision~Job~later"
@@ -137,9 +148,8 @@ def test_the_list_is_sorted_by_every_column_both_ways(client: TestClient) -> Non
         one, other = ids(client, query), ids(client, f"start=12h&sort={first}")
         assert sorted(one) == sorted(other) == sorted([NOTEBOOK, WAITS, TRAIN])
         columns = f"&columns={order}" if order in COLUMNS else ""
-        assert listed(client, query + columns) == one
-        assert listed(client, f"start=12h&sort={first}{columns}") == other
         page = client.get(f"/jobs?{query}{columns}", headers=PAGE).text
+        assert jobs_on(page) == one
         assert page.count("aria-sort=") == 1
         following = re.search(r'aria-sort="[a-z]+"><a href="[^"?]*[?]([^"]+)"', page)
         assert following is not None

@@ -28,10 +28,10 @@ PODS = (("train", "vision", "vision", "4711"), ("serve", "vision", "shared", "")
 """Name, namespace (and team), project and cost centre of each pod; each has one GPU for an hour."""
 
 
-@pytest.fixture
-def service(start_service):
+@pytest.fixture(scope="module")
+def service(start_for_module):
     tokens = token_list(token_entry("lead", "read", ", teams: [vision]"))
-    service, client = start_service(
+    service, client = start_for_module(
         prices=price_book_text(H100=2), inventory=INVENTORY, tokens=tokens,
         exported_labels=("project", "example.com/cost-center"),
     )  # fmt: skip
