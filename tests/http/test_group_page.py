@@ -26,8 +26,12 @@ SAMPLE = (("train", "vision", "ada", 12), ("notebook", "vision", "eve", 8), ("ch
 
 @pytest.fixture(scope="module")
 def service(start_for_module):
+    return filled(start_for_module)
+
+
+def filled(start):
     tokens = token_list(token_entry("lead", "read", ", teams: [vision]"))
-    service, client = start_for_module(
+    service, client = start(
         prices=price_book_text(H100=2), inventory=INVENTORY, tokens=tokens, exported_labels=("project",)
     )
     begin = NOW_MS - 4 * QUARTER_MS
@@ -149,8 +153,9 @@ def test_other_pages_lead_to_it(service):
     assert "/group?by=queue&amp;value=vision" in client.get(job).text
 
 
-def test_what_a_page_leads_to_has_its_figures(service):
+def test_what_a_page_leads_to_has_its_figures(start_service):
     """The months before end, and a queue has what is below it."""
+    service = filled(start_service)
     policy = Policy(
         queues=(
             QueuePolicy(name="whole", deserved=12),
