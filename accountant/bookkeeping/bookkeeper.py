@@ -77,7 +77,6 @@ from accountant.bookkeeping.month_closing import (
     Objection,
     Status,
     booked_in_month,
-    booked_later,
     objections,
     refuse_other_currency,
     refuse_out_of_order,
@@ -406,14 +405,16 @@ class Bookkeeper:
         self.waiting: tuple[Proposal, ...] = ()
         """The proposals found at the last check."""
 
-    def books(self) -> ClosedMonths:
-        """The present state after all acts."""
-        known, seen = self._books, self._ledger.status().last_act
-        if known is not None and known.seen == seen:
+    def books(self, moment: Moment | None = None) -> ClosedMonths:
+        """The state after all acts of a moment; None: the present one."""
+        known = self._books
+        if known is not None and known.seen == (moment or self._ledger).status().last_act:
             return known
-        with self._ledger.moment() as moment:
-            self._books = fold_acts(moment.acts(*ENTRIES), seen)
-        return self._books
+        with self._ledger.moment() if moment is None else nullcontext(moment) as state:
+            found = fold_acts(state.acts(*ENTRIES), state.status().last_act)
+        if known is None or known.seen < found.seen:
+            self._books = found
+        return found
 
     def closed_ms(self) -> int:
         """The end of the newest closed month, 0 if there is none. Labels of time before it do not change."""
@@ -471,22 +472,20 @@ class Bookkeeper:
             whole = self._open(month, self.books(), self.prices.current)
         return whole if teams is None else for_teams(whole, teams)
 
-    def kept(self, month: Month) -> Statement | None:
+    def kept(self, month: Month, books: ClosedMonths | None = None) -> Statement | None:
         """The statement of a closed month, from its stored bytes; None if it is open."""
-        closed = self.books().of(str(month))
+        closed = (books or self.books()).of(str(month))
         return None if closed is None else closed_statement(closed)
 
     def beside(self, month: Month) -> UnmeteredItems:
         """The items booked in that month besides its metered time."""
         return booked_in_month(self.books(), month)
 
-    def later(self, month: Month) -> UnmeteredItems:
-        """The items booked in other months about that month."""
-        return booked_later(self.books(), month)
-
-    def priced_by(self, kept: Statement | None) -> PriceBook | None:
-        """The price book of a stored statement. For None, the one in force."""
-        return self.prices.current if kept is None else self.prices.of(kept.price_book_version)
+    def priced_by(self, kept: Statement | None, books: ClosedMonths | None = None) -> PriceBook | None:
+        """The price book of a stored statement. For None, the one in force, after the acts of `books` if given."""
+        if kept is not None:
+            return self.prices.of(kept.price_book_version)
+        return self.prices.current if books is None else self.prices.after(books.seen)
 
     def standing(self, month: Month, proposals: Sequence[Proposal] | None = None) -> list[Objection]:
         """The objections that have to be acknowledged to close this month.

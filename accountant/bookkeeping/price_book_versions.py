@@ -75,6 +75,10 @@ class PriceBooks:
         versions = self._versions
         return versions[-1].book if versions else None
 
+    def after(self, act: int) -> PriceBook | None:
+        """The book that was in force when the act of this number was the last."""
+        return next((found.book for found in reversed(self._versions) if found.number <= act), None)
+
     @property
     def versions(self) -> tuple[BookVersion, ...]:
         """All versions, oldest first."""

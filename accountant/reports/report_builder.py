@@ -3,16 +3,15 @@
 A report is computed from the ledger's integers and the statement of the whole cluster, so the figures of a team's page
 and of the cluster's page are equal. Renderers only format them.
 
-`read_data` reads what the reports of all teams have in common, with a few queries for any size of cluster. `made_of`
-builds the report of any scope from this data, and reads only the epochs of the displayed jobs; `build` does both.
-`report` adds the bookkeeping of the month and reads everything from one snapshot.
+`read_data` reads everything of one moment, with a few queries for any size of cluster, and one for each job whose
+epochs are displayed. `made_of` builds the report of any scope from this data and reads nothing; `build` does both.
+`report` and `readings` add the bookkeeping of the month, after the acts of the same moment.
 
-The same ledger, price book and span give the same report. Pass a snapshot to `build`, so that all queries see the same
-commit."""
+The same moment, price book and span give the same report."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final
@@ -36,10 +35,11 @@ from accountant.billing.statements import (
 from accountant.billing.statements import build as build_statement
 from accountant.billing.usage_pricing import charges
 from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.bookkeeping.month_closing import booked_in_month, booked_later
 from accountant.core.periods import Month, span_before, zone
 from accountant.core.settings import InvoiceIssuer
 from accountant.history_import.import_run import IMPORTING, ImportRow, import_rows, imported_chunks
-from accountant.ledger.protocols import EpochReport, Moment, ReadableLedger
+from accountant.ledger.protocols import Moment, ReadableLedger
 from accountant.ledger.usage import JobName, Usage, Where
 from accountant.prices.price_book import PriceBook
 from accountant.reports import job_ranking, report_breakdowns
@@ -73,6 +73,38 @@ _BY_TEAM: tuple[Dimension, ...] = ("team",)
 
 
 @dataclass(frozen=True, slots=True)
+class MonthBooks:
+    """The bookkeeping of a month.
+
+    kept, kept_before: the statements of the month and of the one before if they are closed; otherwise both are computed
+        from the ledger, that of the month with the items in `beside`.
+    later, period, imports: see Report."""
+
+    kept: Statement | None = None
+    kept_before: Statement | None = None
+    beside: UnmeteredItems = NOTHING_BESIDE
+    later: UnmeteredItems = NOTHING_BESIDE
+    period: str = ""
+    imports: tuple[ImportRow, ...] = ()
+
+    @classmethod
+    def of(cls, moment: Moment, books: Bookkeeper, month: Month | None, start_ms: int, end_ms: int) -> MonthBooks:
+        """The bookkeeping of the month that [start_ms, end_ms) is or begins, after the acts of the moment. month None:
+        the span is no month, so only the imports are read."""
+        imports = import_rows(imported_chunks(moment.acts(*IMPORTING)), start_ms, end_ms)
+        if month is None:
+            return cls(imports=imports)
+        known = books.books(moment)
+        return cls(
+            books.kept(month, known), books.kept(month.previous, known), booked_in_month(known, month),
+            booked_later(known, month), books.status(month, known), imports,
+        )  # fmt: skip
+
+
+NO_BOOKS: Final = MonthBooks()
+
+
+@dataclass(frozen=True, slots=True)
 class Readings:
     """The ledger's data for the reports of [start_ms, end_ms), priced by `book`.
 
@@ -85,7 +117,8 @@ class Readings:
     hourly: usage by team, queue and local hour.
     of_quotas: usage by queue, for `quota_usage`.
     waits: the waits in all teams' queues.
-    epochs: the epochs of jobs that ended in the span.
+    epochs: for each of `scopes`, the epochs of jobs that ended in the span.
+    booked: the bookkeeping of the month.
     peaks: hourly maxima of the jobs that left the most GPU time idle in each of `scopes` (team names; None: the whole
         cluster).
     everyone: all teams of the ledger at present."""
@@ -108,7 +141,8 @@ class Readings:
     jobs: BilledJobs
     jobs_before: BilledJobs
     waits: tuple[WaitRow, ...]
-    epochs: Sequence[EpochReport]
+    epochs: Mapping[str | None, tuple[EpochRow, ...]]
+    booked: MonthBooks = NO_BOOKS
     scopes: frozenset[str | None] = field(default=frozenset())
     peaks: dict[JobName, Peak] = field(default_factory=dict)
     everyone: frozenset[str] = frozenset()
@@ -132,6 +166,7 @@ def read_data(
     scopes: Collection[str | None] | None = None,
     book_before: PriceBook | None = None,
     *,
+    booked: MonthBooks = NO_BOOKS,
     watched: bool = False,
 ) -> Readings:
     """Reads the data for reports.
@@ -155,6 +190,7 @@ def read_data(
     by_day = budget_forecast.grouping(version.policy for version in policies[-1:])
     spans = ModelSpans.of(policies, start_ms, end_ms)
     hourly = ledger.usage((start_ms, end_ms), ("team", "queue", "hour"), None, timezone, ())
+    reported = ledger.epochs((start_ms + 1, end_ms + 1))
     return Readings(
         start_ms=start_ms,
         end_ms=end_ms,
@@ -176,7 +212,13 @@ def read_data(
         jobs=jobs,
         jobs_before=BilledJobs.of(by_job_before),
         waits=queue_waits.queue_waits(ledger.pods(start_ms, end_ms), start_ms, end_ms, None, watched=watched),
-        epochs=tuple(ledger.epochs((start_ms + 1, end_ms + 1))),
+        epochs={
+            team: job_ranking.rows(
+                ledger, book, reported, jobs.ranked(team).named, (start_ms, end_ms), team, timezone, EPOCH_JOBS
+            )
+            for team in (teams if reported else ())
+        },
+        booked=booked,
         scopes=teams,
         peaks=_peaks(ledger, jobs, teams, start_ms, end_ms, timezone),
         everyone=ledger.status().teams,
@@ -331,37 +373,6 @@ class Report:
         return exact_sum(self.due.values()) if self.currency is not None and known else None
 
 
-@dataclass(frozen=True, slots=True)
-class MonthBooks:
-    """The bookkeeping of a month.
-
-    kept, kept_before: the statements of the month and of the one before if they are closed; otherwise both are computed
-        from the ledger, that of the month with the items in `beside`.
-    later, period, imports: see Report."""
-
-    kept: Statement | None = None
-    kept_before: Statement | None = None
-    beside: UnmeteredItems = NOTHING_BESIDE
-    later: UnmeteredItems = NOTHING_BESIDE
-    period: str = ""
-    imports: tuple[ImportRow, ...] = ()
-
-    @classmethod
-    def of(cls, moment: Moment, books: Bookkeeper, month: Month | None, start_ms: int, end_ms: int) -> MonthBooks:
-        """Reads the bookkeeping of the month that [start_ms, end_ms) is or begins. month None: the span is no month, so
-        only the imports are read."""
-        imports = import_rows(imported_chunks(moment.acts(*IMPORTING)), start_ms, end_ms)
-        if month is None:
-            return cls(imports=imports)
-        return cls(
-            books.kept(month), books.kept(month.previous), books.beside(month), books.later(month),
-            books.status(month), imports,
-        )  # fmt: skip
-
-
-NO_BOOKS: Final = MonthBooks()
-
-
 def build(
     ledger: Moment,
     book: PriceBook | None,
@@ -383,25 +394,18 @@ def build(
     watched: as in `queue_waits`.
 
     Raises ValueError for an empty span or an unknown time zone."""
-    readings = read_data(ledger, book, start_ms, end_ms, timezone, (team,), book_before, watched=watched)
+    readings = read_data(ledger, book, start_ms, end_ms, timezone, (team,), book_before, booked=booked, watched=watched)
     details = Details.asked(ledger, book, start_ms, end_ms, timezone, issuer) if issuer is not None else None
-    return made_of(readings, ledger, team=team, booked=booked, details=details)
+    return made_of(readings, team=team, details=details)
 
 
-def made_of(
-    found: Readings,
-    ledger: Moment,
-    *,
-    team: str | None = None,
-    booked: MonthBooks = NO_BOOKS,
-    details: Details | None = None,
-) -> Report:
-    """Builds the report from data that was read before; see `build`. ledger: is queried for the epochs that are
-    displayed. Raises ValueError for a team that the data does not include."""
+def made_of(found: Readings, *, team: str | None = None, details: Details | None = None) -> Report:
+    """Builds the report from data that was read before; see `build`. Raises ValueError for a team that the data does
+    not include."""
     if team not in found.scopes and team in found.jobs.teams:
         raise ValueError(f"the data was read without the team {team!r}: add it to the scopes")
     start_ms, end_ms, timezone, tz, book = found.start_ms, found.end_ms, found.timezone, found.tz, found.book
-    month, policies = found.month, found.policies
+    month, policies, booked = found.month, found.policies, found.booked
     standing = build_statement(found.billed, book, policies, start_ms, end_ms, timezone, booked.beside, found.unused)
     stated = booked.kept or standing
     lines = payable_lines(stated)
@@ -437,7 +441,7 @@ def made_of(
         kinds=report_breakdowns.kinds(lines, team),
         jobs_by_cost=tuple(jobs.dearest(TOP)),
         jobs_by_waste=tuple(candidates[:TOP]),
-        epochs=job_ranking.rows(ledger, book, found.epochs, jobs.named, (start_ms, end_ms), team, timezone, EPOCH_JOBS),
+        epochs=found.epochs.get(team, ()),
         users=tuple(users[:TOP_USERS]),
         unnamed_users=max(0, len(users) - TOP_USERS),
         daily=report_breakdowns.daily(found.hourly, start_ms, end_ms, tz, team),
@@ -476,12 +480,11 @@ def report(
     watched: as in `queue_waits`."""
     # The report compares with the span before, so rows of both may be needed.
     with ledger.moment(span_before(start_ms, end_ms, zone(timezone))[0], end_ms) as moment:
-        booked = MonthBooks.of(moment, books, month, start_ms, end_ms)
-        return build(
-            moment, books.priced_by(booked.kept), start_ms, end_ms, timezone, team=team, booked=booked,
-            book_before=_book_before(books, booked.kept_before), issuer=issuer,
-            watched=watched,
-        )  # fmt: skip
+        found = _read(moment, books, start_ms, end_ms, timezone, month, (team,), watched=watched)
+        details = None
+        if issuer is not None:
+            details = Details.asked(moment, found.book, start_ms, end_ms, timezone, issuer)
+    return made_of(found, team=team, details=details)
 
 
 def readings(
@@ -495,17 +498,25 @@ def readings(
     watched: bool = False,
 ) -> Readings:
     """Reads the data for the reports of the cluster and of every team. month, watched: as in `report`."""
-    book, book_before = books.priced_by(books.kept(month)), _book_before(books, books.kept(month.previous))
     with ledger.moment(span_before(start_ms, end_ms, zone(timezone))[0], end_ms) as moment:
-        return read_data(moment, book, start_ms, end_ms, timezone, book_before=book_before, watched=watched)
+        return _read(moment, books, start_ms, end_ms, timezone, month, None, watched=watched)
 
 
-def report_of(ledger: ReadableLedger, books: Bookkeeper, found: Readings, month: Month, team: str | None) -> Report:
-    """Builds the report of a scope from data of that month."""
-    with ledger.moment(found.start_ms, found.end_ms) as moment:
-        booked = MonthBooks.of(moment, books, month, found.start_ms, found.end_ms)
-        return made_of(found, moment, team=team, booked=booked)
-
-
-def _book_before(books: Bookkeeper, kept_before: Statement | None) -> PriceBook | None:
-    return None if kept_before is None else books.priced_by(kept_before)
+def _read(
+    moment: Moment,
+    books: Bookkeeper,
+    start_ms: int,
+    end_ms: int,
+    timezone: str,
+    month: Month | None,
+    scopes: Collection[str | None] | None,
+    *,
+    watched: bool,
+) -> Readings:
+    """Reads the data for reports, with the bookkeeping and the prices of the moment."""
+    known, booked = books.books(moment), MonthBooks.of(moment, books, month, start_ms, end_ms)
+    before = None if booked.kept_before is None else books.priced_by(booked.kept_before)
+    return read_data(
+        moment, books.priced_by(booked.kept, known), start_ms, end_ms, timezone, scopes, before, booked=booked,
+        watched=watched,
+    )  # fmt: skip

@@ -262,7 +262,7 @@ def report_of(deps: Deps, month: Month, team: str | None) -> CachedAnswer[str]:
     readings = page_queries.readings_of(deps, month)
 
     def rendered() -> str:
-        report = report_builder.report_of(deps.ledger, deps.books, readings.value.readings, month, team)
+        report = report_builder.made_of(readings.value.readings, team=team)
         return html_page.render_html(report, _links(deps, month, team))
 
     # Pages depend only on this key: what was rendered from the same readings is reused.

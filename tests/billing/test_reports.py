@@ -140,10 +140,10 @@ def test_one_reading_makes_the_report_of_every_team(ledger, starting):
     found = read_data(ledger, book, *OCTOBER.span(zone("UTC")))
     assert len(found.scopes) > 4
     for team in (None, "vision", "teaching", IDLE, "nobody") if starting == "holder" else (None, "vision"):
-        assert made_of(found, ledger, team=team) == build_month(ledger, book, OCTOBER, team=team)
+        assert made_of(found, team=team) == build_month(ledger, book, OCTOBER, team=team)
     alone = read_data(ledger, book, *OCTOBER.span(zone("UTC")), scopes=("vision",))
     with pytest.raises(ValueError, match="teaching"):
-        made_of(alone, ledger, team="teaching")
+        made_of(alone, team="teaching")
 
 
 def test_days_add_up(report):

@@ -271,7 +271,7 @@ def test_a_month_is_compared_with_what_the_one_before_was_closed_with() -> None:
         start_ms = month.span(zone("UTC"))[0]
         found = report_builder.readings(ledger, keeper, start_ms, at(end), "UTC", month)
         report = report_builder.report(ledger, keeper, start_ms, at(end), "UTC", month=month)
-        assert report_builder.report_of(ledger, keeper, found, month, None) == report
+        assert report_builder.made_of(found) == report
         return report
 
     whole = of(Month(2026, 10), "2026-11-01")
