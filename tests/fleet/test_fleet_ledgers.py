@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import closing
 from datetime import date
 from decimal import Decimal
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
@@ -22,30 +21,15 @@ from accountant.lake.engines.duckdb.engine import DuckDbEngine
 from accountant.lake.engines.protocol import Engine
 from accountant.ledger.usage import sum_of_usage_lines
 from accountant.reports import report_builder
-from accountant.wire.policy_models import IDLE, UNASSIGNED, Measure, Policy, WindowSpec
-from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine, label_dimension
+from accountant.wire.policy_models import IDLE, UNASSIGNED, Policy, WindowSpec
+from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine, label_dimension
 from gputally.base.money import exact_sum
 from tests.fleet.conftest import TwoLedgers
-from tests.lake.comparison_queries import CENTRE, PROJECT, SPAN, PublishedLedger, published
+from tests.lake.comparison_queries import CENTRE, SPAN, PublishedLedger, published
 from tests.ledger.busy_ledger import MINUTE, START_MS
 from tests.moments import present
 
 OCTOBER = Month(2026, 10)
-
-
-@pytest.mark.parametrize("by", [("team", "gpu_model"), (PROJECT, "team"), ("hour", PROJECT)])
-def test_usage_is_the_sum_of_the_ledgers(two: TwoLedgers, by: tuple[Dimension, ...]) -> None:
-    found = two.fleet.usage(two.fleet.members(), FleetQuery(*SPAN, by))
-    expected: dict[tuple[str, ...], list[int]] = {}
-    for one in two.both:
-        for line in present(one.ledger).usage(SPAN, by).lines():
-            sums = expected.setdefault(tuple(line.key.values()), [0] * len(Accounts.model_fields))
-            for at, name in enumerate(Accounts.model_fields):
-                sums[at] += getattr(line.accounts_gpu_us, name)
-    assert {
-        tuple(line.key.values()): list(line.accounts_gpu_us.model_dump().values()) for line in found.lines
-    } == expected
-    assert found.note == ""
 
 
 def test_a_label_that_one_ledger_does_not_export_is_unknown_there(two: TwoLedgers) -> None:
@@ -70,19 +54,6 @@ def test_a_label_that_one_ledger_does_not_export_is_unknown_there(two: TwoLedger
         held(two.fleet, "south")
 
 
-@pytest.mark.parametrize("measure", ["allocated", "busy"])
-def test_a_window_is_the_sum_of_the_ledgers_own(two: TwoLedgers, measure: Measure) -> None:
-    spec = WindowSpec(size=4 * 3_600)
-    found = two.fleet.window(two.fleet.members(), spec, SPAN[1], measure)
-    own = [present(one.ledger).window(spec, SPAN[1], measure, 0.5) for one in two.both]
-    queues = {queue for window in own for queue in window.usage}
-    assert found.usage == {queue: sum(window.usage.get(queue, 0) for window in own) for queue in queues}
-    assert found.unassigned == sum(window.unassigned for window in own)
-    assert found.capacity == sum(window.capacity for window in own)
-    assert found.coverage == min(window.coverage for window in own)
-    assert (found.start_ms, found.end_ms, found.unit) == (own[0].start_ms, SPAN[1], own[0].unit)
-
-
 def test_a_decayed_window_is_near_the_ledgers_own(two: TwoLedgers) -> None:
     """The lake has whole hours only: the figures differ by less than an hour's decay."""
     spec = WindowSpec(size=4 * 3_600, half_life=24 * 3_600)
@@ -95,21 +66,6 @@ def test_a_decayed_window_is_near_the_ledgers_own(two: TwoLedgers) -> None:
     assert 0 < found.capacity < plain.capacity
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"spec": WindowSpec(half_life=3_600, decay="slurm")},
-        {"spec": WindowSpec(gpu_weights={"H100": Decimal(2)})},
-        {"measure": "energy"},
-        {"at_ms": SPAN[1] - 60_000},
-    ],
-)
-def test_a_window_that_hours_cannot_answer_is_refused(two: TwoLedgers, asked: dict[str, Any]) -> None:
-    given = {"spec": WindowSpec(size=4 * 3_600), "at_ms": SPAN[1], "measure": "allocated", **asked}
-    with pytest.raises(UnsupportedQuestion, match="accountant"):
-        two.fleet.window(two.fleet.members(["north"]), **given)
-
-
 def test_cost_is_the_sum_of_the_ledgers_at_their_own_prices(two: TwoLedgers) -> None:
     found = two.fleet.cost(two.fleet.members(), FleetQuery(*SPAN, ("gpu_model",)))
     own = [cost(present(one.ledger), one.books.prices.current, *SPAN, ("gpu_model",)) for one in two.both]
@@ -117,13 +73,6 @@ def test_cost_is_the_sum_of_the_ledgers_at_their_own_prices(two: TwoLedgers) -> 
         parts = [each.cost for answer in own for each in answer.lines if each.key == line.key]
         assert line.cost == (None if None in parts else exact_sum(part for part in parts if part is not None))
     assert {line.cost is None for line in found.lines} == {True, False}
-
-
-def test_one_cluster_alone_is_that_ledger(two: TwoLedgers) -> None:
-    (south,) = two.fleet.members(["south"])
-    assert two.fleet.usage([south], FleetQuery(*SPAN, ("job",))).lines == tuple(
-        present(two.south.ledger).usage(SPAN, ("job",)).lines()
-    )
 
 
 def test_the_months_of_the_fleet_are_the_statements_of_its_ledgers(two: TwoLedgers) -> None:

@@ -28,13 +28,11 @@ from accountant.ledger.usage import MEASURES, START_UP, coverage
 from accountant.prices.price_book import PriceBook
 from accountant.reports import report_builder
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
-from accountant.storage.read_snapshot import Snapshot
 from accountant.wire.policy_models import UNASSIGNED, Decision, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension, label_dimension
 from gputally.base.clock import VirtualClock
-from tests.ledger.busy_ledger import BOOK, HAND, busy_ledger
+from tests.ledger.busy_ledger import BOOK, HAND, Rows, busy_ledger
 from tests.ledger.conftest import MINUTE, START_MS
-from tests.moments import present
 from tests.usage_relation import figures_of, start_up
 
 HOUR = 60 * MINUTE
@@ -59,7 +57,29 @@ _PROJECTS = ((0, 0, "search"), (1, 0, "ads"), (2, 0, ""), (3, 0, "ä"), (1, 95, 
 JOB = JobKey("prod", "ns-1", "Job/j1")
 
 Reading = Callable[[Any], object]
-"""A query of a ledger's snapshot, or of the lake."""
+"""A question to a moment."""
+
+
+def _window(one: Any) -> tuple[object, ...]:
+    """The figures of a window of whole hours."""
+    found = one.window(WindowSpec(size=4 * 3_600), SPAN[1], "allocated", 0.5)
+    return found.usage, found.unassigned, found.capacity, found.coverage, found.policy_version
+
+
+def _report(one: Any) -> tuple[object, ...]:
+    found = report_builder.read_data(one, BOOK, *SPAN)
+    return (
+        found.billed, found.earlier, found.by_day, found.waits, found.peaks, found.since_ms,
+        [row.__repr__() for row in found.jobs.ranked(None).wasteful(10)], figures_of(found.hourly),
+    )  # fmt: skip
+
+
+def _jobs(one: Any) -> list[object]:
+    # These go by the last minutes, of which the lake knows the last hour, and by instants inside hours.
+    recent = {"held_from_ms", "held_until_ms", "gpus", "burn_per_hour", "epochs"}
+    listed = list_jobs(one, BOOK, *SPAN, SPAN[1])
+    return [job.model_dump(exclude=recent) for job in listed.built(listed.figures)]
+
 
 QUESTIONS: dict[str, Reading] = {
     **{f"usage by {', '.join(by) or 'nothing'}": lambda one, by=by: one.usage(SPAN, by).lines() for by in CUTS},
@@ -92,39 +112,29 @@ QUESTIONS: dict[str, Reading] = {
     "pods": lambda one: list(one.pods(*SPAN)),
     "waiting pods": lambda one: list(one.pods(*SPAN, waiting=True)),
     "pods of a job": lambda one: list(one.pods(*SPAN, of=(JOB,))),
+    "numbers of pods": lambda one: one.pods_by_job(*SPAN),
     "jobs of a namespace": lambda one: one.jobs_in("prod", "ns-1"),
-    "GPUs of nodes": lambda one: one.status().gpus_at(*SPAN),
-    "policies": lambda one: one.status().policies(*SPAN),
+    "the job of a pod": lambda one: one.job_of("prod", "p1"),
     "every measure of the lake": lambda one: figures_of(
         one.usage(SPAN, ("pod", "gpu"), measures=(*START_UP, *MEASURES))
     ),
+    "acts": lambda one: one.acts(),
+    "trail": lambda one: one.acts(after=0, limit=10),
+    "decisions": lambda one: one.decisions(*SPAN),
+    "decisions of a kind": lambda one: one.decisions(*SPAN, kind="weight", cluster="prod"),
+    "decisions about a gang": lambda one: one.decisions(*SPAN, gang=("ns-0/j",)),
+    "newest decisions": lambda one: one.decisions(*SPAN, 2),
+    "window": _window,
+    **{
+        name: lambda one, name=name: getattr(one.status(), name)
+        for name in ("last_act", "nodes", "extent", "newest_ms", "clusters", "newest_by_cluster", "teams")
+    },
+    "GPU-hours": lambda one: one.status().gpu_hours(*SPAN),
+    "GPUs of nodes": lambda one: one.status().gpus_at(*SPAN),
+    "policies": lambda one: one.status().policies(*SPAN),
+    "a report": _report,
+    "a list of jobs": _jobs,
 }
-
-
-def ledger_questions(ledger: Any) -> dict[str, object]:
-    """Return a ledger's answers that are not tied to a snapshot."""
-    return {
-        "acts": present(ledger).acts(),
-        "last act": ledger.status().last_act,
-        "trail": present(ledger).acts(after=0, limit=10),
-        "nodes": ledger.status().nodes,
-        "decisions": present(ledger).decisions(*SPAN),
-        "decisions of a kind": present(ledger).decisions(*SPAN, kind="weight", cluster="prod"),
-        "decisions about a gang": present(ledger).decisions(*SPAN, gang=("ns-0/j",)),
-        "newest decisions": present(ledger).decisions(*SPAN, 2),
-        "extent": ledger.status().extent,
-        "clusters": ledger.status().clusters,
-        "newest by cluster": ledger.status().newest_by_cluster,
-        "teams": ledger.status().teams,
-        "GPU-hours": ledger.status().gpu_hours(*SPAN),
-        "window": _window(ledger),
-    }
-
-
-def _window(ledger: Any) -> tuple[object, ...]:
-    """Return the figures of a window of whole hours."""
-    found = present(ledger).window(WindowSpec(size=4 * 3_600), SPAN[1], "allocated", 0.5)
-    return found.usage, found.unassigned, found.capacity, found.coverage, found.policy_version
 
 
 @dataclass(frozen=True)
@@ -198,7 +208,7 @@ def published(
     *,
     name: str = "prod",
     book: PriceBook | None = BOOK,
-    rows: list[tuple[int, int, int, int, bool]] = ROWS,
+    rows: Rows | Mapping[str, Rows] = ROWS,
     timezone: str = "UTC",
     seed: int = 1,
     publish: bool = True,
@@ -222,32 +232,41 @@ def published(
         books = Bookkeeper(ledger, clock, timezone)
         if book is not None:
             books.prices.take(book, "put", "ana", "new prices", SPAN[1])
+        clusters = tuple(rows) if isinstance(rows, Mapping) else ("prod",)
         facts = [
-            ("prod", HAND.fact(
+            (cluster, HAND.fact(
                 1_000 + pod, f"p{pod}", namespace=f"ns-{pod % 2}", name=f"p{pod}", workload=f"Job/j{pod % 4}",
                 created_ms=START_MS, scheduled_ms=START_MS + pod * MINUTE,
                 started_ms=START_MS + (40 + 31 * pod) * MINUTE, labels=_labels(pod, project),
                 observed_ms=START_MS + minute * MINUTE,
             ))
-            for pod, minute, project in _PROJECTS
+            for cluster in clusters for pod, minute, project in _PROJECTS
         ]  # fmt: skip
         ledger.observe(Facts(pods=tuple(facts)), SPAN[1])
         ledger.report_epochs(
-            [EpochReport(JOB, number, START_MS + number * 20 * MINUTE, "ana") for number in (1, 2) if epochs], SPAN[1]
+            [
+                EpochReport(JOB._replace(cluster=cluster), number, START_MS + number * 20 * MINUTE, "ana")
+                for cluster in clusters
+                for number in (1, 2)
+                if epochs
+            ],
+            SPAN[1],
         )
         decided = [
             Decision(
                 id=f"d{number}", at_ms=START_MS + number * HOUR, kind=kind, target="kai", subject=f"queue/q{number}",
-                mode="enforce", value=1.5, reason="share", policy_version="p", cluster="prod",
+                mode="enforce", value=1.5, reason="share", policy_version="p", cluster=cluster,
             )
+            for cluster in clusters
             for number, kind in enumerate(("weight", "hold", "weight"))
         ]  # fmt: skip
         decided += [
             Decision(
                 id=f"v{number}", at_ms=START_MS + HOUR, kind="preemption", target="kai", subject=subject,
                 mode="enforce",
-                reason="it gave way", policy_version="p", cluster="prod",
+                reason="it gave way", policy_version="p", cluster=cluster,
             )
+            for cluster in clusters
             for number, subject in enumerate(("PodGroup/ns-0/j0", "Job/ns-0/j0", "pod/ns-1/p1", "ns-0/j0"))
         ]  # fmt: skip
         ledger.record_decisions(decided, SPAN[1])
@@ -288,24 +307,7 @@ def age(folder: Path, days: int) -> None:
 
 
 def differences(known: PublishedLedger, engine: Engine) -> list[str]:
-    """Return the names of the queries that the lake answers differently from the ledger."""
+    """The names of the questions that the lake answers differently from the ledger."""
     asked = known.asked(engine)
     with known.ledger.moment(*SPAN) as moment:
-        found = [name for name, reading in QUESTIONS.items() if reading(asked) != reading(moment)]
-        found += [name for name in ("report", "jobs") if _composed(name, asked) != _composed(name, moment)]
-    here, there = ledger_questions(asked), ledger_questions(known.ledger)
-    return found + [name for name in here if here[name] != there[name]]
-
-
-def _composed(name: str, one: Snapshot | LakeLedger) -> object:
-    """Return an answer that combines several queries, as comparable values."""
-    if name == "jobs":
-        # These go by the last minutes, of which the lake knows the last hour, and by instants inside hours.
-        recent = {"held_until_ms", "gpus", "burn_per_hour", "epochs"}
-        listed = list_jobs(one, BOOK, *SPAN, SPAN[1])
-        return [job.model_dump(exclude=recent) for job in listed.built(listed.figures)]
-    found = report_builder.read_data(one, BOOK, *SPAN)
-    return (
-        found.billed, found.earlier, found.by_day, found.waits, found.peaks, found.since_ms,
-        [row.__repr__() for row in found.jobs.ranked(None).wasteful(10)], figures_of(found.hourly),
-    )  # fmt: skip
+        return [name for name, reading in QUESTIONS.items() if reading(asked) != reading(moment)]

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from msgspec import json
 
 from accountant.billing.idle_time_causes import broken_down
@@ -24,12 +19,9 @@ from accountant.ledger.team_assignment import labels_count
 from accountant.ledger.usage import LENT, MEASURES, START_UP, Usage, UsageLines, coverage, names_of
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.wire.policy_models import IDLE, UNASSIGNED, Policy, QueuePolicy, WindowSpec
-from accountant.wire.usage_cost_and_job_models import BUILT_IN, Dimension, UsageLine
+from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from agent.wire import Holder
-from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
-from tests.empty_ledger import fresh
-from tests.hypothesis_examples import examples
 from tests.inventory.memory_api_server import pod
 from tests.ledger.conftest import MINUTE, START_MS
 from tests.moments import present
@@ -351,11 +343,6 @@ def test_usage_by_container_user_and_cluster(two_clusters, hand, by, where, expe
     assert sums(two_clusters, hand, (by,), where=where) == {(key,): gpu_us for key, gpu_us in expected.items()}
 
 
-@pytest.mark.parametrize("by", [("cluster", "container", "user"), ("user", "hour"), ("container", "gpu_model")])
-def test_whatever_is_asked_for_the_sum_stays(two_clusters, hand, by):
-    assert sum(sums(two_clusters, hand, by).values()) == 4 * MINUTE_US
-
-
 def test_breakdowns_know_the_same_names(two_clusters, hand):
     asked: tuple[Dimension, ...] = ("cluster", "container", "user")
     found = present(two_clusters).usage((hand.start_ms, hand.now_ms), asked, measures=(*START_UP, *LENT))
@@ -382,85 +369,6 @@ def test_a_users_name_alone_says_nothing_of_the_team(hand):
     named = hand.fact(1, labels={"gputally.dev/user": "ann"}, created_ms=hand.start_ms)
     assert not labels_count(named)
     assert labels_count(hand.fact(1, labels={"team": "x"}, created_ms=hand.start_ms))
-
-
-SEEN: tuple[Dimension, ...] = ("node", "gpu_model", "cluster", "pool", "region", "capacity_type")
-OTHERS: tuple[Dimension, ...] = ("job", "team", "hour")
-CLUSTERS = {"n1": "prod", "n2": "prod", "n3": "lab"}
-NODES, GPUS, MODELS = tuple(CLUSTERS), ("a", "b", "c", "d"), ("H100", "A100")
-
-stays = st.lists(
-    st.tuples(st.sampled_from(GPUS), st.sampled_from(NODES), st.sampled_from(MODELS), st.integers(0, 3), st.booleans()),
-    min_size=1,
-    max_size=8,
-)
-downs = st.lists(st.tuples(st.sampled_from(NODES), st.integers(0, 50), st.integers(1, 20)), max_size=3)
-
-
-@contextmanager
-def moved_gpus(hand: Any, told: Any, down: Any, moved: bool) -> Iterator[DuckLedger]:
-    """GPUs that are on nodes for ten minutes at a time, some of them held. The nodes have pools, and one node changes
-    its pool."""
-    with (
-        TemporaryDirectory() as folder,
-        closing(open_ledger(fresh(Path(folder) / "ledger.duckdb"), VirtualClock(hand.now_ms))) as ledger,
-    ):
-        for number, (gpu, node, model, when, held) in enumerate(told):
-            row = {"gpu_model": model} if held else {"gpu_model": model, "holder": None}
-            rows = [hand.row(i + 1, when * 10 + i, when * 10 + i + 1, gpu, **row) for i in range(8)]
-            ledger.append([hand.batch(*rows, node=node, cluster=CLUSTERS[node], epoch=f"0192-{number}")], hand.now_ms)
-        spans: dict[str, list[Down]] = defaultdict(list)
-        for node, start, length in down:
-            begin = hand.start_ms + start * MINUTE
-            spans[node].append(Down(begin, begin + length * MINUTE, "cordoned"))
-        pools = {"n1": "x", "n2": "x", "n3": "y"}
-        for pool in ("old", None) if moved else (None,):
-            nodes = [
-                NodeFacts(CLUSTERS[node], node, pool or pools[node], "eu", capacity_type="spot",
-                          down=tuple(spans[node]), since_ms=hand.start_ms + (0 if pool else 25) * MINUTE)
-                for node in NODES
-            ]  # fmt: skip
-            ledger.observe(Facts(nodes=tuple(nodes)), hand.now_ms)
-        yield ledger
-
-
-def figures(lines: list[UsageLine], by: tuple[Dimension, ...]) -> dict[tuple[str, ...], list[int]]:
-    found: dict[tuple[str, ...], list[int]] = {}
-    for line in lines:
-        values = [*line.accounts_gpu_us.model_dump().values(), line.borrowed_busy_us, line.energy_uj]
-        key = tuple(line.key[name] for name in by)
-        found[key] = [a + b for a, b in zip(found.get(key, [0] * len(values)), values, strict=True)]
-    return {key: values for key, values in found.items() if any(values)}
-
-
-@pytest.mark.thorough
-@settings(max_examples=examples(6, 40), suppress_health_check=list(HealthCheck))
-@given(stays, downs, st.booleans(), st.sets(st.sampled_from(SEEN), min_size=1), st.sets(st.sampled_from(OTHERS)))
-def test_kinds_add_up_to_what_each_gpu_has(hand, told, down, moved, seen, others):
-    by = tuple(name for name in BUILT_IN if name in seen | others)
-    with moved_gpus(hand, told, down, moved) as ledger:
-        for span in ((0, 60), (7, 33)):
-            at = tuple(hand.start_ms + minute * MINUTE for minute in span)
-            told_apart = present(ledger).usage(at, ("gpu", *by)).lines()
-            assert figures(present(ledger).usage(at, by).lines(), by) == figures(told_apart, by)
-
-
-@pytest.mark.thorough
-@settings(max_examples=examples(6, 40), suppress_health_check=list(HealthCheck))
-@given(stays, downs, st.booleans(), st.sampled_from(NODES), st.sampled_from(GPUS), st.sets(st.sampled_from(OTHERS)))
-def test_a_node_asked_for_alone_has_what_it_has_among_all(hand, told, down, moved, node, gpu, others):
-    filters: tuple[dict[Dimension, tuple[str, ...]], ...] = (
-        {"node": (node,)}, {"cluster": (CLUSTERS[node],), "node": (node,)}, {"gpu": (gpu,)}, {"node": ("nowhere",)},
-        {"node": NODES, "gpu": (gpu,)},
-    )  # fmt: skip
-    by = tuple(name for name in BUILT_IN if name in {"cluster", "node", "gpu", "gpu_model", *others})
-    with moved_gpus(hand, told, down, moved) as ledger:
-        for span in ((0, 60), (7, 33)):
-            at = tuple(hand.start_ms + minute * MINUTE for minute in span)
-            among_all = present(ledger).usage(at, by).lines()
-            for where in filters:
-                mine = [line for line in among_all if all(line.key[name] in where[name] for name in where)]
-                assert figures(present(ledger).usage(at, by, where).lines(), by) == figures(mine, by)
 
 
 GUARANTEES = Policy(

@@ -39,8 +39,7 @@ from accountant.ledger.usage import coverage
 from accountant.prices.price_book import PriceBook, load
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.storage.query.window_sums import figures
-from accountant.wire.policy_models import IDLE, UNASSIGNED, Measure, UsageWindow, WindowSpec
-from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
+from accountant.wire.policy_models import UNASSIGNED, Measure, UsageWindow, WindowSpec
 from agent.wire import Batch
 from fairshare.usage.multi_cluster_windows import sum_of_windows
 from gputally.base.clock import VirtualClock
@@ -96,11 +95,8 @@ def piecemeal(found: list[Stream], size: int, order: Random) -> Iterator[Batch]:
     found=streams(),
     low=st.integers(-1000, SPAN_MS),
     high=st.integers(0, SPAN_MS + 1000),
-    middle=st.integers(0, SPAN_MS),
 )
-def test_usage_is_what_a_scan_of_all_rows_gives_and_adds_up(
-    ledgers: Ledgers, found: list[Stream], low: int, high: int, middle: int
-) -> None:
+def test_usage_is_what_a_scan_of_all_rows_gives(ledgers: Ledgers, found: list[Stream], low: int, high: int) -> None:
     ledger = ledgers(policy=None)
     for stream in found:
         book(ledger, batches(stream, 3))
@@ -124,59 +120,6 @@ def test_usage_is_what_a_scan_of_all_rows_gives_and_adds_up(
         mine = [line.accounts_gpu_us for (g, _), line in lines.items() if g == gpu]
         assert sum(accounts.total for accounts in mine) == max(0, end - max(start, since)) * 1000
         assert all(value >= 0 for accounts in mine for value in accounts.model_dump().values())
-    # Cut anywhere, the pieces add up to the whole, account by account; node facts change the split only.
-    for facts in (Facts(), NODE_DOWN):
-        ledger.observe(facts, START_MS)
-        cut = min(max(START_MS + middle, start), end)
-        whole = _by_gpu(ledger, start, end)
-        pieces = [_by_gpu(ledger, start, cut), _by_gpu(ledger, cut, end)]
-        assert whole == {
-            gpu: tuple(sum(column) for column in zip(*(p.get(gpu, (0,) * 6) for p in pieces), strict=True))
-            for gpu in whole
-        }
-        assert sum(map(sum, whole.values())) == sum(max(0, end - max(start, since)) * 1000 for since in lives.values())
-    examined = present(ledger).imbalance(start, end)
-    assert examined.total_us == 0, examined.lines
-
-
-@pytest.mark.thorough
-@TRUSTED
-@given(found=streams(), low=st.integers(-1000, SPAN_MS), high=st.integers(0, SPAN_MS + 1000))
-def test_a_filter_takes_lines_away_and_a_coarser_question_adds_them_up(
-    ledgers: Ledgers, found: list[Stream], low: int, high: int
-) -> None:
-    ledger = ledgers()
-    for stream in found:
-        book(ledger, batches(stream, 3))
-    ledger.observe(NODE_DOWN, START_MS)
-    start, end = START_MS + min(low, high), START_MS + max(low, high) + 1
-    fine = present(ledger).usage((start, end), ("gpu", "hour", "queue", "pod", "namespace")).lines()
-    coarse: tuple[Dimension, ...] = ("hour", "queue")
-    filters: list[dict[Dimension, tuple[str, ...]]] = [
-        {}, {"pod": ("a", "d")}, {"pod": ("a", "")}, {"queue": (IDLE, "left")}, {"queue": ("right",)},
-        {"namespace": ("ns",), "pod": ("c",)}, {"job": ("Pod/a",)},
-    ]  # fmt: skip
-    for where in filters:
-        sums: dict[tuple[str, ...], list[int]] = defaultdict(lambda: [0] * 8)
-        for line in fine:
-            names = {**line.key, "job": f"Pod/{line.key['pod']}"}
-            if all(names[name] in allowed for name, allowed in where.items()):
-                key = tuple(line.key[name] for name in coarse)
-                sums[key] = [a + b for a, b in zip(sums[key], _values(line), strict=True)]
-        found_lines = {
-            tuple(line.key.values()): _values(line)
-            for line in present(ledger).usage((start, end), coarse, where).lines()
-        }
-        assert found_lines == sums, where
-
-
-def _values(line: UsageLine) -> list[int]:
-    return [*line.accounts_gpu_us.model_dump().values(), line.borrowed_busy_us, line.energy_uj]
-
-
-def _by_gpu(ledger: DuckLedger, start: int, end: int) -> dict[str, tuple[int, ...]]:
-    lines = present(ledger).usage((start, end), ("gpu",)).lines()
-    return {line.key["gpu"]: tuple(line.accounts_gpu_us.model_dump().values()) for line in lines}
 
 
 @pytest.mark.thorough
