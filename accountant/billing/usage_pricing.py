@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import pairwise
 from typing import Final
 
@@ -65,6 +66,24 @@ _BILLED: Final = np.array([account in BILLED for account in ACCOUNTS])
 def pieces(book: PriceBook | None, start_ms: int, end_ms: int) -> list[Span]:
     """The span, split where a price changes, in order."""
     return list(pairwise((start_ms, *(book.cuts(start_ms, end_ms) if book is not None else ()), end_ms)))
+
+
+def unit_price(book: PriceBook | None, place: Place, at_ms: int, profile: str = "") -> Price | None:
+    """The price of time at a place, from the start of one of the `pieces` to its end, before commitments; None without
+    one. Bills and usage windows by cost have no other.
+
+    profile: the MIG profile of an instance that is billed by its memory. It has no price if its part of the GPU's
+        memory is unknown."""
+    if book is None or memory_to_compute(profile, place.gpu_model) is None:
+        return None
+    return book.unit_price(place.gpu_model, at_ms, place.pool, place.region, place.capacity_type)
+
+
+def rate(book: PriceBook, place: Place, at_ms: int, profile: str = "") -> Fraction | None:
+    """The `unit_price` of an hour of compute slices, exactly: an instance that is billed by its memory pays for more
+    or less time than it holds (accountant.billing.time_reallocation.by_memory)."""
+    price, share = unit_price(book, place, at_ms, profile), memory_to_compute(profile, place.gpu_model)
+    return None if price is None or share is None else Fraction(price.price) * share
 
 
 def charges(
@@ -201,27 +220,21 @@ class PricedUsage:
             usage = by_memory(usage, with_unheld=with_unheld)
         keys, key = usage.keyed(by)
         named, place = usage.keyed(PRICED_BY)
-        places = [Place(*names) for names in named]
-        of_place = [
-            [book.unit_price(one.gpu_model, start, *one[1:]) if book is not None else None for one in places]
-            for start in starts
-        ]
-        prices, price = numbered_prices([price for stretch in of_place for price in stretch])
-        unit_price = price.reshape(len(starts), len(places))[usage.span, place]
-        if by_mig_memory:  # without a price if it is unknown which part of the GPU an instance has
-            instances, instance = usage.keyed((_MIG, "gpu_model"))
-            known = np.array([memory_to_compute(*names) is not None for names in instances], dtype=bool)
-            unit_price = np.where(known[instance], unit_price, 0)
+        kinds, kind = usage.keyed((*PRICED_BY, _MIG)) if by_mig_memory else (named, place)
+        prices, price = numbered_prices(
+            [unit_price(book, Place(*names[:4]), start, *names[4:]) for start in starts for names in kinds]
+        )
+        price_of_row = price.reshape(len(starts), len(kinds))[usage.span, kind]
         gpu_us = usage.columns(ACCOUNTS)
         for measure in measures_to_price(book):
             gpu_us[:, usage.names.index(measure.removeprefix("lent_"))] += usage.column(measure)
         rows, accounts = np.nonzero(gpu_us)
-        billed_at = np.where(_BILLED[accounts], unit_price[rows], 0)
+        billed_at = np.where(_BILLED[accounts], price_of_row[rows], 0)
         numbers = np.stack([usage.span[rows], key[rows], place[rows], accounts, billed_at], axis=1)
         time = gpu_us[rows, accounts].reshape(-1, 1)
         if by_mig_memory:  # instances of one key
             numbers, time = sum_by_key(numbers, time)
-        return cls(keys, places, prices, numbers, time.reshape(-1))
+        return cls(keys, [Place(*names) for names in named], prices, numbers, time.reshape(-1))
 
     @classmethod
     def of_charges(cls, by_span: Sequence[Sequence[Charge]]) -> PricedUsage:

@@ -13,7 +13,6 @@ from accountant.ledger.protocols import NodeFacts, Status
 from accountant.prices.price_book import PriceBook
 from accountant.storage.gpu_lifetimes import gpus_at
 from accountant.storage.ledger_state import Mark, State
-from accountant.storage.query.gpu_weights import Weighting, model_weights
 from accountant.storage.query.window_query import Windows, watermark
 from accountant.storage.write.inventory_and_journal_tables import policies_between
 from accountant.wire.policy_models import Measure, PolicyVersion, UsageWindow, WindowSpec
@@ -93,8 +92,7 @@ class CommitStatus(Status):
         shard: str | None = None,
         cluster: str | None = None,
     ) -> UsageWindow | None:
-        weighting = Weighting(book if measure == "cost" else None, model_weights(spec.gpu_weights), shard, cluster)
-        return self._windows.window(None, self._state, spec, at_ms, measure, min_coverage, weighting)
+        return self._windows.window(None, self._state, spec, at_ms, measure, min_coverage, book, shard, cluster)
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
         return gpus_at(self._state.fleet, start_ms, end_ms)

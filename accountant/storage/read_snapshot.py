@@ -43,7 +43,6 @@ from accountant.storage.commit_status import CommitStatus
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import read_claims, read_owners, shown
 from accountant.storage.ledger_state import State
-from accountant.storage.query.gpu_weights import Weighting, model_weights
 from accountant.storage.query.group_by_dimensions import ASSIGNED, ConstantSpan, ResultCache, key_of, pieces_of
 from accountant.storage.query.usage_query import usage
 from accountant.storage.query.window_query import Windows
@@ -130,12 +129,11 @@ class Snapshot:
         shard: str | None = None,
         cluster: str | None = None,
     ) -> UsageWindow:
-        asked = spec, at_ms, measure, min_coverage
-        answer = self.status().window(*asked, book=book, shard=shard, cluster=cluster)
+        asked = self._state, spec, at_ms, measure, min_coverage, book, shard, cluster
+        answer = self._windows.window(None, *asked)
         if answer is None:
             self._show(*self._windows.bounds(spec, at_ms))
-            weighting = Weighting(book if measure == "cost" else None, model_weights(spec.gpu_weights), shard, cluster)
-            answer = self._windows.window(self._cursor, self._state, *asked, weighting)
+            answer = self._windows.window(self._cursor, *asked)
         assert answer is not None
         return answer
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -16,17 +17,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from accountant.billing.time_reallocation import memory_to_compute
+from accountant.billing.usage_pricing import PricedUsage
 from accountant.core.window_decay import bounds, factor, term
+from accountant.ledger.usage import PRICED_BY, Usage
+from accountant.prices.price_book import PriceBook
 from accountant.runtime.background_tasks import in_force, warm
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.duckdb_ledger import DuckLedger
-from accountant.storage.query.gpu_weights import Weighting
+from accountant.storage.query.gpu_weights import GpuGroup, Weighting
 from accountant.storage.query.window_query import Windows
 from accountant.storage.query.window_sums import MOST_KEYS, Figures, Sums, added_up
 from accountant.wire.policy_models import Policy, QueuePolicy, UsageWindow, WindowSpec
 from gputally.base.clock import VirtualClock
-from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_MINUTE
-from tests.ledger.conftest import NOW_MS, START_MS, Hand
+from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_MINUTE, US_PER_HOUR
+from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand
 from tests.moments import present
 from tests.properties.interval_streams import total
 
@@ -134,7 +139,7 @@ POLICY = Policy.model_validate({"queues": QUEUES})
 
 def cached(ledger: DuckLedger, spec: WindowSpec, at_ms: int, cluster: str | None = None) -> UsageWindow | None:
     """The window from the cache, or None if the cache lacks a sum."""
-    return ledger._windows.window(None, ledger._state, spec, at_ms, "allocated", 0.98, Weighting(cluster=cluster))
+    return ledger._windows.window(None, ledger._state, spec, at_ms, "allocated", 0.98, cluster=cluster)
 
 
 def from_the_tables(ledger: DuckLedger, spec: WindowSpec, at_ms: int, cluster: str | None = None) -> UsageWindow:
@@ -174,7 +179,7 @@ def test_a_commit_between_the_snapshot_and_the_answer(
         ledger._windows.sums.clear(ledger._state.version)
     with ledger._snapshot() as (cursor, state):
         ledger.append([meanwhile(hand)], hand.now_ms)
-        asked = ledger._windows.window(cursor, state, spec, at, "allocated", 0.98, Weighting(cluster=cluster))
+        asked = ledger._windows.window(cursor, state, spec, at, "allocated", 0.98, cluster=cluster)
     assert asked == before, "as its snapshot shows it"
     assert (cached(ledger, spec, at, cluster) is not None) == (kept and asked_before)
     found = present(ledger).window(spec, at, "allocated", 0.98, cluster=cluster)
@@ -338,3 +343,44 @@ def test_nor_does_one_of_a_cluster_of_several(counting, hand):
 
 def test_without_a_policy_nothing_is_asked(ledger):
     assert in_force(ledger, NOW_MS) is None
+
+
+PRICES = [
+    {"id": "spot", "model": "H100", "capacity_type": "spot", "price": "1.1"},
+    {"id": "pool", "model": "H100", "pool": "a", "capacity_type": "on-demand", "price": "4.123456"},
+    {"id": "early", "model": "H100", "price": "6.88", "valid_to": "2026-10-01"},
+    {"id": "late", "model": "H100", "price": "6.451", "discount": "0.125", "valid_from": "2026-10-01"},
+    {"id": "a100", "model": "A100-80GB", "price": "2.7401"},
+]
+
+
+@given(
+    group=st.builds(
+        GpuGroup,
+        st.just("prod"),
+        st.sampled_from(("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "Tesla T4", "")),
+        st.sampled_from(("", "1g.10gb", "3g.40gb", "1g.10gb+me", "nonsense")),
+        st.sampled_from(("", "a", "b")),
+        st.sampled_from(("", "eu")),
+        st.sampled_from(("", "spot", "on-demand")),
+    ),
+    minute=st.integers(-2, 2),
+    basis=st.sampled_from(("compute", "memory")),
+)
+def test_time_costs_in_a_window_what_it_costs_in_a_bill(group: GpuGroup, minute: int, basis: str) -> None:
+    told = {"per": "gpu-hour", "valid_from": "2026-01-01", "source": "s", "as_of": "2026-01-01", "basis": "gpu-only"}
+    book = PriceBook.model_validate(
+        {"schema": 1, "currency": "EUR", "timezone": "UTC", "mig_basis": basis, "rows": [told | row for row in PRICES]}
+    )
+    at_ms = START_MS + minute * MINUTE
+    weighting = Weighting(book)
+    profile = group.profile if weighting.uses_profiles else ""
+    row = book.unit_price(group.gpu_model, at_ms, group.pool, group.region, group.capacity_type)
+    share = memory_to_compute(profile, group.gpu_model)
+    known = None if row is None or share is None else Fraction(row.price) * share * Fraction(10**9, US_PER_HOUR)
+    assert weighting.weight(group._replace(profile=profile), at_ms) == known
+    assert weighting.price_changes(at_ms, at_ms + 5 * MINUTE) == book.cuts(at_ms, at_ms + 5 * MINUTE)
+    held = [7_000_000, 0, 0, 0, 0, 0]
+    usage = Usage.of_rows((*PRICED_BY, "mig_profile"), [(0, (group.gpu_model, *group[3:6], profile), held)], ())
+    (busy,) = (c for c in PricedUsage.of(usage, (), book, [at_ms]).without_details().charges() if c.account == "busy")
+    assert busy.row == (None if known is None else row), "and in a bill"

@@ -3,9 +3,9 @@
 GPUs of equal weight form a `GpuGroup`. A window sums the microseconds of each group as integers and multiplies the sum
 once by an exact fraction, so the result does not depend on the order of arrival or on how time is split.
 
-For a cost, GPU time is priced by the row of the price book that was valid at the time of use. The price of a row is for
-one hour of a whole GPU. The cost is the amount of a statement before commitments and billing policy, which depend on
-the usage of other teams too."""
+For a cost, GPU time has the price that bills have (accountant.billing.usage_pricing.unit_price), for one hour of a
+whole GPU. The cost is the amount of a statement before commitments and billing policy, which depend on the usage of
+other teams too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Final, NamedTuple
 
-from accountant.billing.time_reallocation import memory_to_compute
+from accountant.billing.usage_pricing import pieces, rate
+from accountant.ledger.usage import Place
 from accountant.prices.price_book import PriceBook
 from accountant.storage.gpu_lifetimes import GpuCensus, GpuLifetimes, NodeKey, changes_between
 from accountant.storage.write.name_ids import DeviceName
@@ -85,14 +86,14 @@ class Weighting:
 
     def price_changes(self, start_ms: int, end_ms: int) -> tuple[int, ...]:
         """Return the instants strictly inside the span at which a price changes."""
-        return self.book.cuts(start_ms, end_ms) if self.book is not None else ()
+        return tuple(start for start, _ in pieces(self.book, start_ms, end_ms)[1:])
 
     def weight(self, group: GpuGroup, at_ms: int) -> Fraction | None:
         """Return the weight of a GPU-microsecond of the group, in the window's unit; None without a price."""
         if self.book is not None:
-            row = self.book.unit_price(group.gpu_model, at_ms, group.pool, group.region, group.capacity_type)
-            share = memory_to_compute(group.profile, group.gpu_model)
-            return None if row is None or share is None else Fraction(row.price) * share * _COST_UNITS_PER_US
+            place = Place(group.gpu_model, group.pool, group.region, group.capacity_type)
+            price = rate(self.book, place, at_ms, group.profile)
+            return None if price is None else price * _COST_UNITS_PER_US
         if not self.gpu_weights:
             return Fraction(1)
         model = parse_gpu_model(group.gpu_model)

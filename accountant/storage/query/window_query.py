@@ -28,6 +28,7 @@ from accountant.core.errors import UnsupportedQuestion
 from accountant.core.gpu_time_accounts import full_us
 from accountant.core.window_decay import age_weights, bounds, combine, factor, term, weights_by_period
 from accountant.ledger.team_assignment import Assignment, in_force, rolled_up
+from accountant.prices.price_book import PriceBook
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.gpu_lifetimes import GpuCensus, GpuLifetimes, down_in, in_service
 from accountant.storage.ledger_state import State
@@ -38,6 +39,7 @@ from accountant.storage.query.gpu_weights import (
     Weighting,
     gpus_of_shard,
     group_changes,
+    model_weights,
 )
 from accountant.storage.query.window_sums import (
     GROUP,
@@ -152,14 +154,17 @@ class Windows:
         at_ms: int,
         measure: Measure,
         min_coverage: float,
-        weighting: Weighting,
+        book: PriceBook | None = None,
+        shard: str | None = None,
+        cluster: str | None = None,
     ) -> UsageWindow | None:
-        """Return the window, see `Ledger.window`. Raises UnsupportedQuestion.
+        """Return the window, see `Moment.window`. Raises UnsupportedQuestion.
 
         The usage is by queue name and includes that of descendants. The capacity of the measure `energy` is all energy
         recorded. `cursor` reads the snapshot of `state`. If it is None, only the cache is used, and the result is None
         if the cache lacks a sum."""
-        if measure == "cost" and weighting.book is None:
+        weighting = Weighting(book if measure == "cost" else None, model_weights(spec.gpu_weights), shard, cluster)
+        if measure == "cost" and book is None:
             raise UnsupportedQuestion("without a price book nothing has a cost: ask for allocated, busy or energy")
         if measure in ("cost", "energy") and weighting.gpu_weights:
             raise UnsupportedQuestion(
