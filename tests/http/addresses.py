@@ -26,7 +26,7 @@ NO_FIGURES = {
     "/v1/prices/versions", "/v1/proposals", "/v1/periods/{month}/proposals", "/v1/quarantine", "/v1/sessions/ended",
     "/act/{number}", "/audit", "/audit.csv",
     "/decisions/{at_ms}/{id:path}", "/leading", "/livez", "/readyz", "/openapi.json",
-    "/static/style.css", "/favicon.ico", "/sign-in", "/sign-in/done", "/signed-out",
+    "/static/style.css", "/static/zoom.js", "/favicon.ico", "/sign-in", "/sign-in/done", "/signed-out",
 }  # fmt: skip
 """Addresses of entries by users and programs, which have their own times."""
 

@@ -325,6 +325,7 @@ PUBLIC_ROUTES = {
     ("GET", "/metrics"),
     ("GET", "/openapi.json"),
     ("GET", "/static/style.css"),
+    ("GET", "/static/zoom.js"),
     ("GET", "/favicon.ico"),
     ("GET", "/sign-in"),
     ("GET", "/sign-in/done"),

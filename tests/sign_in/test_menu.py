@@ -37,7 +37,7 @@ WITHOUT_ENTRY = {
     "/explore.csv", "/explore.parquet", "/node/{cluster}/{node}", "/job/{id:path}", "/act/{number}", "/group",
     "/proposals",
     "/decisions/{at_ms}/{id:path}", "/", "/metrics", "/leading", "/livez", "/readyz", "/openapi.json",
-    "/static/style.css", "/favicon.ico", "/sign-in", "/sign-in/done", "/signed-out",
+    "/static/style.css", "/static/zoom.js", "/favicon.ico", "/sign-in", "/sign-in/done", "/signed-out",
     "/shares/queue/{rest:path}", "/shares/decisions", "/shares/decision", "/shares/preview/{rest:path}",
     "/shares/static/style.css", "/shares/static/pages.js",
 }  # fmt: skip
