@@ -78,6 +78,7 @@ from accountant.web import (
     job_list_page,
     month_and_decision_pages,
     node_list_page,
+    provider_invoice_page,
     saved_views,
     statement_detail_pages,
 )
@@ -117,6 +118,7 @@ ROUTES = (
             operator_routes.operation_router,
             month_and_decision_pages.router,
             statement_detail_pages.router,
+            provider_invoice_page.router,
             job_and_node_pages.router,
             explore_page.router,
             job_list_page.router,

@@ -322,11 +322,11 @@ def page(request: Request, current: str, template: str, deps: Deps, **values: An
     return tagged(request, text.encode(), HTML)
 
 
-async def read_form(request: Request) -> dict[str, str]:
+async def read_form(request: Request, most_bytes: int = _MOST_FORM_BYTES) -> dict[str, str]:
     """The fields of a form; of several values of one field, the first. Raises Refusal for a form that is too large or
     too slow."""
     try:
-        body = await read_body(request, _MOST_FORM_BYTES, _FORM_S)
+        body = await read_body(request, most_bytes, _FORM_S)
     except HTTPException as error:
         slug = "slow-body" if error.status_code == 408 else "too-large"
         raise Refusal(slug, str(error.detail), headers={"Connection": "close"}) from error

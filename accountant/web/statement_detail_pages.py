@@ -1,11 +1,9 @@
-"""Serves the pages behind a figure: statement lines, journal entries, the provider's invoice.
+"""Serves the pages behind a figure: statement lines and journal entries.
 
 Every figure of the month's and the team's page links here with the selection of statement lines that it sums. The last
 row of the table is the figure itself: the sum of all its lines, even if only the largest are listed.
 
-A team lead sees the lines of their own teams, only acts that concern these, and no invoice.
-
-The invoice is the newest stored one (`gputally accountant reconcile --keep`, or a true-up)."""
+A team lead sees the lines of their own teams, and only acts that concern these."""
 
 from __future__ import annotations
 
@@ -18,10 +16,9 @@ from typing import Annotated, Final, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import RedirectResponse
 from pydantic import Field
 
-from accountant.api.access_control import Reader, own_teams_only, require_all_teams, team_for
+from accountant.api.access_control import Reader, own_teams_only, team_for
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import Params
@@ -38,11 +35,9 @@ from accountant.billing.statement_breakdown import (
 )
 from accountant.billing.statements import Statement, StatementLine
 from accountant.bookkeeping.bookkeeper import ENTRIES, booked_by
-from accountant.bookkeeping.invoice_reconciliation import KeptInvoice, ReconciledLine, Reconciliation
-from accountant.bookkeeping.month_closing import CannotClose
 from accountant.core import periods
 from accountant.core.periods import Month
-from accountant.exports.protocol import file_name
+from accountant.exports.protocol import CSV, file_name
 from accountant.ledger.journal import Act, ActKind
 from accountant.ledger.protocols import JobKey
 from accountant.ledger.usage import Capacity
@@ -52,13 +47,12 @@ from accountant.web import month_and_decision_pages, page_queries
 from accountant.web.page_queries import Bills, books
 from accountant.web.page_rows import of_lines
 from accountant.wire.policy_models import IDLE
-from gputally.base.money import exact_sum, gpu_hours, half_unit, plain
+from gputally.base.money import exact_sum, plain
 from gputally.base.untrusted_text import for_cell
 from gputally.server.request_handling import tagged
 from gputally.server.tokens_and_grants import Principal
 
 router = APIRouter(include_in_schema=False)
-CSV = "text/csv; charset=utf-8"
 MOST_ROWS = 200
 _CUTS: dict[Cut, str] = {
     "team": "Team", "queue": "Queue", "job": "Job", "pod": "Pod", "user": "User", "node": "Node", "gpu": "GPU",
@@ -253,98 +247,3 @@ def act(request: Request, number: int, deps: AppDeps, principal: Reader) -> Resp
         total=exact_sum([*(booking.amount for booking in corrections), *(booking.amount for booking in adjustments)]),
         everyone=principal.teams is None,
     )  # fmt: skip
-
-
-Show = Literal["all", "apart", "together", "foreign"]
-SHOWS: dict[Show, str] = {
-    "all": "all", "apart": "apart", "together": "in agreement", "foreign": "no GPU of the cluster",
-}  # fmt: skip
-PARTS = ("invoice", "teams", "idle", "unused_commitments", "unmatched")
-
-
-class InvoiceParams(Params):
-    """The parameters of the page of an invoice. model: only lines of this GPU model, as in the price book."""
-
-    show: Show = "all"
-    model: str | None = Field(default=None, max_length=200)
-
-    def matching(self, reconciliation: Reconciliation) -> list[ReconciledLine]:
-        """The lines of the invoice that the page shows."""
-        cent = half_unit(reconciliation.currency)
-        return [line for line in reconciliation.lines if self._matches(line, cent)]
-
-    def _matches(self, line: ReconciledLine, cent: Decimal) -> bool:
-        ours, apart = bool(line.gpu_model), abs(line.unmatched) >= cent
-        fits = {"all": True, "apart": ours and apart, "together": ours and not apart, "foreign": not ours}[self.show]
-        return fits and self.model in (None, line.gpu_model)
-
-
-@router.get("/invoice")
-def newest(deps: AppDeps, principal: Reader) -> Response:
-    """Redirects to the newest month with an invoice; without any, to the previous month."""
-    require_all_teams(principal)
-    with deps.ledger.moment() as moment:
-        acts = moment.acts("invoiced")
-    before = Month.of(deps.clock.wall_ms() - 1, periods.zone(deps.settings.timezone)).previous
-    return RedirectResponse(f"/invoice/{max((act.subject for act in acts), default=str(before))}", 303)
-
-
-@router.get("/invoice/{month}")
-def against_the_books(
-    request: Request, month: str, params: Annotated[InvoiceParams, Query()], deps: AppDeps, principal: Reader
-) -> Response:
-    require_all_teams(principal)
-    tz = periods.zone(deps.settings.timezone)
-    calendar_month = month_and_decision_pages.parse_month(month, deps.clock.wall_ms(), tz)
-    invoice = deps.books.invoices.newest(calendar_month)
-    reconciliation = _reconciled(deps, calendar_month, invoice)
-    lines = params.matching(reconciliation) if reconciliation else []
-    return month_and_decision_pages.page(
-        request, "/invoice", "invoice.html", deps, month=calendar_month, kept=invoice, found=reconciliation,
-        lines=lines, params=params,
-        sums={part: exact_sum(getattr(line, part) for line in lines) for part in PARTS}, shows=SHOWS,
-        models=sorted({line.gpu_model for line in reconciliation.lines if line.gpu_model}) if reconciliation else [],
-        following=calendar_month.next if calendar_month.next.span(tz)[0] < deps.clock.wall_ms() else None, parts=PARTS,
-        cent=half_unit(reconciliation.currency) if reconciliation else None,
-    )  # fmt: skip
-
-
-@router.get("/invoice/{month}/lines.csv")
-def as_file(
-    request: Request, month: str, params: Annotated[InvoiceParams, Query()], deps: AppDeps, principal: Reader
-) -> Response:
-    require_all_teams(principal)
-    calendar_month = month_and_decision_pages.parse_month(
-        month, deps.clock.wall_ms(), periods.zone(deps.settings.timezone)
-    )
-    reconciliation = _reconciled(deps, calendar_month, deps.books.invoices.newest(calendar_month))
-    if reconciliation is None:
-        send = f"gputally accountant reconcile {calendar_month} --keep"
-        raise Refusal("not-found", f"the accountant stores no invoice of {calendar_month}: send one with `{send}`")
-    text = _invoice_csv(reconciliation, params.matching(reconciliation))
-    return tagged(request, text.encode(), CSV, file_name("csv", str(calendar_month), "invoice"))
-
-
-def _reconciled(deps: Deps, month: Month, invoice: KeptInvoice | None) -> Reconciliation | None:
-    if invoice is None:
-        return None
-    try:
-        return deps.books.invoices.reconcile(month, invoice.invoice)
-    except CannotClose as error:
-        raise Refusal("books-refuse", str(error)) from error
-
-
-def _invoice_csv(reconciliation: Reconciliation, lines: list[ReconciledLine]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\r\n")
-    writer.writerow(["month", "items", "gpu_model", "region", "capacity_type", "currency", *PARTS, "gpu_hours", "rate"])
-    for line in lines:
-        names = (for_cell(each) for each in ("; ".join(line.items), line.gpu_model, line.region, line.capacity_type))
-        writer.writerow(
-            [reconciliation.month, *names, reconciliation.currency, *(plain(getattr(line, part)) for part in PARTS),
-             plain(gpu_hours(line.gpu_us)), "" if line.rate is None else plain(line.rate)]
-        )  # fmt: skip
-    sums = (plain(exact_sum(getattr(line, part) for line in lines)) for part in PARTS)
-    hours = plain(exact_sum(gpu_hours(line.gpu_us) for line in lines))
-    writer.writerow([reconciliation.month, "total", "", "", "", reconciliation.currency, *sums, hours, ""])
-    return text.getvalue()

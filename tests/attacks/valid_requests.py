@@ -97,6 +97,7 @@ BODIES: dict[str, Any] = {
     "/v1/lake/repair": {"reason": "r"},
     "/node/{cluster}/{node}/gpus": "gpu=GPU-1&reason=r",
     "/invoices/{month}": "step=close&reason=r",
+    "/invoice/{month}": "step=keep&lines=item,amount%0Ax,1",
     "/views": "name=a&address=%2Fexplore%3Fby%3Dteam",
 }
 """A valid body of every route that takes one; a text is sent as it is."""

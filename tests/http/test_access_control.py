@@ -67,7 +67,7 @@ ROUTES = {
         "POST /v1/clock/accept", "POST /v1/clock/heal", "POST /v1/lake/repair",
         "POST /v1/periods/{month}/proposals/{proposal}/take",
         "POST /v1/periods/{month}/proposals/{proposal}/refuse", "POST /node/{cluster}/{node}/gpus",
-        "GET /audit", "GET /audit.csv", "POST /invoices/{month}",
+        "GET /audit", "GET /audit.csv", "POST /invoices/{month}", "POST /invoice/{month}",
     ),
     "policy": (
         "PUT /v1/policy", "POST /v1/decisions",

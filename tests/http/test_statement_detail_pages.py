@@ -15,7 +15,6 @@ import pytest
 
 from accountant.composition import Service
 from accountant.ledger.journal import ActKind
-from accountant.ledger.protocols import Retirement
 from accountant.web.statement_detail_pages import WHAT
 from gputally.base.clock import VirtualClock
 from tests.http.conftest import (
@@ -23,10 +22,7 @@ from tests.http.conftest import (
     NOW_MS,
     client_of,
     encoded,
-    pod_minutes,
-    scoped,
     settings_in,
-    token_list,
 )
 from tests.http.page_parser import EVIL, read
 from tests.price_books import price_book_text
@@ -194,79 +190,3 @@ def test_what_is_no_choice_is_refused(billed, query):
 
 def test_a_month_to_come_has_no_lines(billed):
     assert billed.get("/month/2027-03/lines").status_code == 422
-
-
-INVOICE = {
-    "source": f"provider-{EVIL}.csv",
-    "lines": [
-        {"item": "p5.48xlarge", "gpu_model": "H100", "amount": "5.00", "currency": "EUR"},
-        {"item": f"egress {EVIL}", "amount": "1.23", "currency": "EUR"},
-        {"item": "p4d", "gpu_model": "A100", "amount": "0", "currency": "EUR"},
-    ],
-}
-PARTS = ("invoice", "teams", "idle", "unused_commitments", "unmatched")
-
-
-@pytest.fixture(scope="module")
-def invoiced(tmp_path_factory):
-    """An hour of an H100 at 2.40 held in November; now it is December."""
-    clock = VirtualClock(NOW_MS)
-    folder = tmp_path_factory.mktemp("invoice")
-    with Service(settings_in(folder, prices=price_book_text(H100="2.40"), tokens=token_list()), clock) as service:
-        client = client_of(service, headers=PAGE | scoped("admin"))
-        assert client.post("/v1/usage", content=encoded(pod_minutes(rows=60))).status_code == 200
-        clock.advance(35 * 24 * 60 * MINUTE_MS)
-        service.ledger.retire(Retirement(node="node-1"), NOW_MS, clock.wall_ms(), "ada", "sold")
-        yield client
-
-
-def test_without_an_invoice_it_says_how_to_keep_one(invoiced):
-    assert invoiced.get("/invoice", follow_redirects=False).headers["location"] == "/invoice/2026-11"
-    answer = invoiced.get("/invoice/2026-10")
-    assert answer.status_code == 200
-    assert "No invoice was kept" in answer.text
-    assert invoiced.get("/invoice/2026-10/lines.csv").status_code == 404
-    assert invoiced.get("/invoice/2027-10").status_code == 422
-    assert invoiced.get("/invoice/2026-11?show=x").status_code == 422
-
-
-@pytest.fixture(scope="module")
-def kept(invoiced):
-    """Without `keep` the invoice is not stored; with it, once."""
-    for query, acts in (("", 0), ("?keep=true&reason=november", 1), ("?keep=true", 1)):
-        assert invoiced.post(f"/v1/reconciliation/2026-11{query}", json=INVOICE).status_code == 200
-        acted = [act for act in invoiced.get("/v1/audit").json()["acts"] if act["kind"] == "invoiced"]
-        assert len(acted) == acts
-    return invoiced
-
-
-@pytest.mark.parametrize(
-    ("query", "items"),
-    [("", 3), ("?show=apart", 1), ("?show=together", 1), ("?show=foreign", 1), ("?model=A100", 1), ("?model=B200", 0)],
-)
-def test_every_choice_adds_up(kept, query, items):
-    *rows, total = csv.DictReader(io.StringIO(kept.get(f"/invoice/2026-11/lines.csv{query}").text))
-    assert len(rows) == items
-    for row in (*rows, total):
-        assert Decimal(row["invoice"]) == sum(Decimal(row[part]) for part in PARTS[1:])
-    for part in PARTS:
-        assert sum(Decimal(row[part]) for row in rows) == Decimal(total[part])
-    answer = kept.get(f"/invoice/2026-11{query}")
-    assert answer.status_code == 200
-    read(answer.text)
-    assert answer.text.count("<script") == 0
-
-
-def test_the_page_says_what_the_invoice_pays_for(kept):
-    said = " ".join(" ".join(read(kept.get("/invoice/2026-11").text).texts).split())
-    for text in ("6.23", "2.40", EVIL, "in agreement", "no GPU of the cluster", "5.0000"):
-        assert text in said
-    (act,) = set(re.findall(r'href="(/act/\d+)"', kept.get("/invoice/2026-11").text))
-    assert "An invoice was stored" in kept.get(act).text
-    teams = kept.get("/month/2026-11/lines?payers=true")
-    assert "2.40" in teams.text, "what the teams' part leads to"
-
-
-def test_an_invoice_in_another_currency_is_not_kept(kept):
-    wrong = {"source": "x", "lines": [{"item": "y", "amount": "1", "currency": "USD"}]}
-    assert kept.post("/v1/reconciliation/2026-11?keep=true", json=wrong).json()["type"].endswith("books-refuse")
