@@ -278,20 +278,23 @@ def test_run_serves_publishes_and_ends_on_sigterm() -> None:
             "--objects", str(CLUSTER), "--listen", "127.0.0.1:0",
         ]  # fmt: skip
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-            assert process.stderr is not None
-            base = ""
-            for line in process.stderr:
-                event = json.loads(line)
-                base = event.get("url", base)
-                if event["event"] == "cycle":
-                    break
-            with urlopen(f"{base}/readyz") as answer:
-                assert answer.status == 200
-            with urlopen(f"{base}/metrics") as answer:
-                text = answer.read().decode()
-            process.send_signal(signal.SIGTERM)
-            rest = [json.loads(line) for line in process.stderr]
-            assert process.wait(20) == 0
+            try:
+                assert process.stderr is not None
+                base = ""
+                for line in process.stderr:
+                    event = json.loads(line)
+                    base = event.get("url", base)
+                    if event["event"] == "cycle":
+                        break
+                with urlopen(f"{base}/readyz") as answer:
+                    assert answer.status == 200
+                with urlopen(f"{base}/metrics") as answer:
+                    text = answer.read().decode()
+                process.send_signal(signal.SIGTERM)
+                rest = [json.loads(line) for line in process.stderr]
+                assert process.wait(20) == 0
+            finally:
+                process.kill()
     assert rest[-1]["event"] == "stopping"
     assert 'gputally_queue_weight{queue="vision",target="kai"} 2.0' in text
     assert 'gputally_queue_weight_base{queue="students"} 0.5' in text

@@ -84,7 +84,10 @@ def owner(path: Path) -> Iterator[subprocess.Popen[str]]:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        yield process
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def _log(path: Path) -> Path:

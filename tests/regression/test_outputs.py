@@ -61,7 +61,7 @@ class Links(HTMLParser):
 def fetch(url: str) -> tuple[int, bytes]:
     try:
         with urllib.request.urlopen(
-            urllib.request.Request(url, headers={"Accept": "text/html, */*"}), timeout=60
+            urllib.request.Request(url, headers={"Accept": "text/html, */*"}), timeout=300
         ) as got:
             return got.status, got.read()
     except urllib.error.HTTPError as error:
@@ -87,17 +87,18 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     ) as demo:
-        assert demo.stdout is not None
-        printed = []
-        for line in demo.stdout:
-            printed.append(line)
-            if found := re.search(r"pages stay at (http://\S+)", line):
-                break
-        else:
-            pytest.fail("the demo ended early:\n" + "".join(printed))
-        url = found[1].rstrip("/")
-        yield gather(url, folder)
-        demo.terminate()
+        try:
+            assert demo.stdout is not None
+            printed = []
+            for line in demo.stdout:
+                printed.append(line)
+                if found := re.search(r"pages stay at (http://\S+)", line):
+                    break
+            else:
+                pytest.fail("the demo ended early:\n" + "".join(printed))
+            yield gather(found[1].rstrip("/"), folder)
+        finally:
+            demo.terminate()
 
 
 def gather(url: str, folder: Path) -> dict[str, str]:
