@@ -19,6 +19,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from gputally.base.accountant_connection import AccountantConnection, Query, Unanswered
+from gputally.base.measures import REPORTED
 
 Instant = str | int | date | datetime | pd.Timestamp
 """A point in time: RFC 3339 text, UTC milliseconds (numpy's integers too), a datetime with a time zone, or a date,
@@ -29,10 +30,10 @@ _ACCOUNTS = {
     for name in ("busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down")
 }
 _MEMOS = (
-    "borrowed_busy_us", "unattributed_busy_us", "memory_mib_s", "memory_unknown_us", "energy_uj", "energy_unknown_us",
-    "sm_active_us", "sm_unknown_us", "tensor_active_us", "tensor_unknown_us",
+    "borrowed_busy_us", "unattributed_busy_us",
+    *(name for each in REPORTED for name in (each.field, each.unknown_field)),
 )  # fmt: skip
-_UNLESS_UNKNOWN = ("memory_mib_s", "sm_active_us", "tensor_active_us")
+_UNLESS_UNKNOWN = [each.field for each in REPORTED if each.known == "held"]
 _BREAKDOWN = ("starting_us", "gang_waiting_us", "running_idle_us", "reserved_unused_us")
 _OF_LINE = ("team", "account", "detail", "gpu_model", "capacity_type", "price_row")
 _LINE_TYPES = {"unit_price": "object", "gpu_us": "int64", "gpu_hours": "object", "cost": "object"}
@@ -80,7 +81,7 @@ class Client:
         six accounts of all rows add up to the capacity.
 
         The columns are the dimensions of `by`, then `<account>_gpu_us` for each account, then the other figures
-        (`memory_mib_s`, `sm_active_us` and `tensor_active_us` are missing if unknown).
+        (measures of held time, such as `memory_mib_s` and `sm_active_us`, are missing if unknown).
 
         start, end: default to the beginning of the month and to now.
         breakdown: True for further columns: `starting_us`, `gang_waiting_us` and `running_idle_us`, which add up to

@@ -13,57 +13,42 @@ which a GPU's node was down."""
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from accountant.core.claim_overlap import intersect, union
 from agent.wire import Gap, UsageInterval
+from gputally.base.measures import REPORTED
 from gputally.base.units import US_PER_MS
 
+_MEMORY, _ENERGY, *_LATER = REPORTED
+CELLS: tuple[str, ...] = (
+    "busy_us", "idle_us", "unknown_us", "unheld_us", "down_us", "borrowed_us", "unattributed_us",
+    _MEMORY.field, _ENERGY.field, _ENERGY.unknown_column, _MEMORY.unknown_column,
+    *(column for measure in _LATER for column in (measure.field, measure.unknown_column)),
+)  # fmt: skip
+"""The names of the figures, in their order in files, rows and sums. Ledgers have the first ones in this order, so new
+ones come last."""
+ACCOUNTS = 5
+"""How many of CELLS, from the first, are accounts."""
 
-class AccountVector(NamedTuple):
+
+_tuple_of: Any = namedtuple  # mypy knows no fields from a table
+
+
+class AccountVector(_tuple_of("_Vector", CELLS, defaults=[0] * len(CELLS))):  # type: ignore[misc]
     """The figures of one row, or a sum of rows. The first five are accounts in GPU-microseconds; every microsecond is
-    in exactly one of them. The others are not part of that sum.
+    in exactly one of them. The others, and the measures with their unknown time, are not part of that sum.
 
     unheld_us: time without a holder (`unallocated`, or `down` if its node was down).
     borrowed_us: busy time beyond the row's own allocation.
-    unattributed_us: busy time without a known owner.
-    energy_blind_us: capacity without down time whose energy is unknown.
-    memory_blind_us, sm_blind_us, tensor_blind_us: allocated time whose memory, multiprocessor activity or tensor
-        activity is unknown."""
+    unattributed_us: busy time without a known owner."""
 
-    busy_us: int = 0
-    idle_us: int = 0
-    unknown_us: int = 0
-    unheld_us: int = 0
-    down_us: int = 0
-    borrowed_us: int = 0
-    unattributed_us: int = 0
-    memory_mib_s: int = 0
-    energy_uj: int = 0
-    energy_blind_us: int = 0
-    memory_blind_us: int = 0
-    sm_active_us: int = 0
-    sm_blind_us: int = 0
-    tensor_active_us: int = 0
-    tensor_blind_us: int = 0
-
-    @property
-    def capacity_us(self) -> int:
-        return self.busy_us + self.idle_us + self.unknown_us + self.unheld_us + self.down_us
-
-    @property
-    def allocated_us(self) -> int:
-        return self.busy_us + self.idle_us + self.unknown_us
-
-
-CELLS = AccountVector._fields
-"""The names of the figures, in their order in files, rows and sums."""
-ACCOUNTS = 5
-"""How many of CELLS, from the first, are accounts."""
+    __slots__ = ()
 
 
 def split(row: UsageInterval) -> AccountVector:
@@ -74,23 +59,18 @@ def split(row: UsageInterval) -> AccountVector:
 
     Unknown is the share of the gaps in the allocated time, or all of it if the busy time is not known. Busy is the
     measured busy time, but at most the allocated time that is not unknown."""
-    memos = {
-        "memory_mib_s": row.memory_mib_s or 0,
-        "energy_uj": row.energy_uj or 0,
-        "sm_active_us": row.sm_active_us or 0,
-        "tensor_active_us": row.tensor_active_us or 0,
-    }
+    memos = {measure.field: getattr(row, measure.field) or 0 for measure in REPORTED}
     if row.health == "lost":
         return AccountVector(down_us=row.capacity_us, **memos)
-    memos["energy_blind_us"] = row.capacity_us if row.energy_uj is None else 0
+    unread = [measure for measure in REPORTED if getattr(row, measure.field) is None]
+    memos |= {measure.unknown_column: row.capacity_us for measure in unread if measure.known == "in service"}
     busy = row.busy_us or 0
     if row.holder is None:
         return AccountVector(unheld_us=row.capacity_us, **memos)
     if row.holder.kind == "unattributed":
         return AccountVector(unattributed_us=busy, **memos)
     allocated = row.allocated_us
-    for name, value in (("memory", row.memory_mib_s), ("sm", row.sm_active_us), ("tensor", row.tensor_active_us)):
-        memos[f"{name}_blind_us"] = allocated if value is None else 0
+    memos |= {measure.unknown_column: allocated for measure in unread if measure.known == "held"}
     if row.busy_us is None:
         unknown = allocated
     elif row.gaps:

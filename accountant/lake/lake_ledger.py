@@ -82,6 +82,7 @@ from accountant.storage.span_splitting import local_hours
 from accountant.storage.write.inventory_and_journal_tables import policies_between
 from accountant.wire.policy_models import IDLE, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension, LabelDimension, is_label, label_of
+from gputally.base.measures import REPORTED
 from gputally.base.units import MS_PER_HOUR
 from gputally.base.version import __version__
 from gputally.server.config_loading import fault_text
@@ -91,12 +92,10 @@ _FIGURES: Final = dict(zip((*ACCOUNTS, *START_UP, *MEASURES), (*ACCOUNT_COLUMNS,
 _WIDE: Final = frozenset({"energy_uj"})
 """Figures whose sum may need more than 64 bits."""
 _HELD: Final = "busy_us + allocated_idle_us + allocated_unknown_us"
+_TIMES: Final = {"held": _HELD, "in service": f"{_HELD} + unallocated_us"}
 _WITHOUT_FIGURE: Final[Mapping[str, str]] = {
-    "memory_mib_s": "0", "memory_unknown_us": _HELD,
-    "energy_uj": "0", "energy_unknown_us": f"{_HELD} + unallocated_us",
-    "sm_active_us": "0", "sm_unknown_us": _HELD,
-    "tensor_active_us": "0", "tensor_unknown_us": _HELD,
-}  # fmt: skip
+    name: sql for each in REPORTED for name, sql in ((each.field, "0"), (each.unknown_field, _TIMES[each.known]))
+}
 """What is known of a row that an earlier version published without this column: nothing, for the whole of its time."""
 _UNREADABLE: Final = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, msgspec.MsgspecError)
 """What decoders raise for content that they do not know; pydantic's ValidationError is a ValueError."""

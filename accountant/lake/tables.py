@@ -19,6 +19,7 @@ import pyarrow as pa
 from accountant.exports.focus.charge_tables import COST_AND_USAGE, NUMBERS
 from accountant.ledger.usage import ACCOUNTS, PRICED_BY, START_UP
 from accountant.wire.usage_cost_and_job_models import Dimension
+from gputally.base.measures import REPORTED
 
 ColumnType = Literal["string", "long", "boolean", "date", "timestamptz", "decimal"]
 ARROW: Final[dict[ColumnType, pa.DataType]] = {
@@ -133,8 +134,8 @@ LABELS: Final = "labels"
 """The column of `usage_hourly` with all exported labels of a pod."""
 ACCOUNT_COLUMNS: Final = tuple(f"{name}_us" for name in (*ACCOUNTS, *START_UP))
 MEASURE_COLUMNS: Final = (
-    "node_down_us", "borrowed_busy_us", "unattributed_busy_us", "memory_mib_s", "memory_unknown_us", "energy_uj",
-    "energy_unknown_us", "sm_active_us", "sm_unknown_us", "tensor_active_us", "tensor_unknown_us",
+    "node_down_us", "borrowed_busy_us", "unattributed_busy_us",
+    *(name for each in REPORTED for name in (each.field, each.unknown_field)),
 )  # fmt: skip
 """In the order of accountant.ledger.usage.MEASURES."""
 
@@ -175,14 +176,8 @@ _TEXTS: Final[dict[str, str]] = {
     "node_down_us": "part of down_us for which the whole node was out of service, GPU-µs",
     "borrowed_busy_us": "busy time beyond the holder's own allocation, GPU-µs; in no account",
     "unattributed_busy_us": "busy time without a known holder, GPU-µs; in no account",
-    "memory_mib_s": "GPU memory in use, MiB-seconds, of the time for which it is known",
-    "memory_unknown_us": "held time whose memory is not known, GPU-µs",
-    "energy_uj": "energy, µJ, of the time for which it is known",
-    "energy_unknown_us": "time in service whose energy is not known, GPU-µs",
-    "sm_active_us": "activity of the multiprocessors, averaged over them, of the time for which it is known, GPU-µs",
-    "sm_unknown_us": "held time whose multiprocessor activity is not known, GPU-µs",
-    "tensor_active_us": "activity of the tensor cores, of the time for which it is known, GPU-µs",
-    "tensor_unknown_us": "held time whose tensor activity is not known, GPU-µs",
+    **{each.field: each.text for each in REPORTED},
+    **{each.unknown_field: each.unknown_text for each in REPORTED},
 }
 
 USAGE_HOURLY: Final = LakeTable(

@@ -14,8 +14,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, get_args, overload
 
-from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine, where_known
+from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine
 from gputally.base import called_off
+from gputally.base.measures import REPORTED
 
 if TYPE_CHECKING:  # a command that prints report rows does not load numpy
     import numpy as np
@@ -36,14 +37,11 @@ ACCOUNTS: Final[tuple[Capacity, ...]] = get_args(Capacity)
 """The accounts in display order, in GPU-µs; they add up to the capacity. Every relation of usage has them."""
 HELD: Final[tuple[Capacity, ...]] = ("busy", "allocated_idle", "allocated_unknown")
 """The accounts of time that somebody held, the first of ACCOUNTS."""
-UsageMeasure: TypeAlias = Literal[
-    "node_down", "borrowed_busy", "unattributed_busy", "memory_mib_s", "memory_unknown", "energy_uj", "energy_unknown",
-    "sm_active", "sm_unknown", "tensor_active", "tensor_unknown", "starting", "gang_waiting", "lent_busy",
-    "lent_allocated_idle", "lent_unallocated",
-]  # fmt: skip
+UsageMeasure: TypeAlias = str
+"""A name in MEASURES, START_UP or LENT."""
 MEASURES: Final[tuple[UsageMeasure, ...]] = (
-    "node_down", "borrowed_busy", "unattributed_busy", "memory_mib_s", "memory_unknown", "energy_uj", "energy_unknown",
-    "sm_active", "sm_unknown", "tensor_active", "tensor_unknown",
+    "node_down", "borrowed_busy", "unattributed_busy",
+    *(name for each in REPORTED for name in (each.name, each.unknown)),
 )  # fmt: skip
 """The measures of a `UsageLine` besides the accounts."""
 START_UP: Final[tuple[UsageMeasure, ...]] = ("starting", "gang_waiting")
@@ -52,6 +50,10 @@ reading every pod."""
 LENT: Final[tuple[UsageMeasure, ...]] = ("lent_busy", "lent_allocated_idle", "lent_unallocated")
 """The changes of three accounts, which add up to 0, if borrowed time is billed to the pods that used it. They take
 reading every borrowed quarter-hour."""
+_NAMES: Final = (*MEASURES, *START_UP, *LENT)
+_REPORTED: Final = [
+    (each.name, each.unknown, each.field, each.unknown_field, each.known == "held") for each in REPORTED
+]
 _ENERGY_J: Final = "energy_j"
 """Whole joules besides `energy_uj`, which is then less than a joule a row that was added up."""
 
@@ -72,8 +74,10 @@ _MOST_CODE: Final = 2**62
 
 
 def names_of(measures: Collection[UsageMeasure]) -> tuple[str, ...]:
-    """The names of the figures of a relation with these measures, in their order."""
-    named = tuple(name for name in (*MEASURES, *START_UP, *LENT) if name in measures)
+    """The names of the figures of a relation with these measures, in their order. Raises ValueError for others."""
+    named = tuple(name for name in _NAMES if name in measures)
+    if len(named) != len(set(measures)):
+        raise ValueError(f"no measures: {', '.join(sorted(set(measures) - set(named)))}")
     return (*ACCOUNTS, *named, *((_ENERGY_J,) if "energy_uj" in measures else ()))
 
 
@@ -229,20 +233,19 @@ def usage_line(key: dict[str, str], figures: Mapping[str, int]) -> UsageLine:
     """The line of a group. figures: by the names in ACCOUNTS and MEASURES, and perhaps `energy_j`, whole joules besides
     `energy_uj`; others are ignored."""
     accounts = Accounts(**{name: figures[name] for name in ACCOUNTS})
+    held_us = accounts.allocated
+    reported: dict[str, int | None] = {}
+    for name, unknown, field, unknown_field, of_held in _REPORTED:
+        unknown_us = reported[unknown_field] = figures[unknown]
+        reported[field] = None if of_held and unknown_us and unknown_us >= held_us else figures[name]
+    reported["energy_uj"] = figures["energy_uj"] + figures.get(_ENERGY_J, 0) * UJ_PER_J
     return UsageLine(
         key=key,
         accounts_gpu_us=accounts,
         node_down_us=figures["node_down"],
         borrowed_busy_us=figures["borrowed_busy"],
         unattributed_busy_us=figures["unattributed_busy"],
-        memory_mib_s=where_known(figures["memory_mib_s"], figures["memory_unknown"], accounts.allocated),
-        memory_unknown_us=figures["memory_unknown"],
-        sm_active_us=where_known(figures["sm_active"], figures["sm_unknown"], accounts.allocated),
-        sm_unknown_us=figures["sm_unknown"],
-        tensor_active_us=where_known(figures["tensor_active"], figures["tensor_unknown"], accounts.allocated),
-        tensor_unknown_us=figures["tensor_unknown"],
-        energy_uj=figures["energy_uj"] + figures.get(_ENERGY_J, 0) * UJ_PER_J,
-        energy_unknown_us=figures["energy_unknown"],
+        **reported,
     )
 
 
@@ -340,13 +343,8 @@ def sum_of_usage_lines(key: dict[str, str], lines: Sequence[UsageLine]) -> Usage
         "node_down": sum(line.node_down_us or 0 for line in lines),
         "borrowed_busy": sum(line.borrowed_busy_us for line in lines),
         "unattributed_busy": sum(line.unattributed_busy_us for line in lines),
-        "memory_mib_s": sum(line.memory_mib_s or 0 for line in lines),
-        "memory_unknown": sum(line.memory_unknown_us for line in lines),
-        "energy_uj": sum(line.energy_uj for line in lines),
-        "energy_unknown": sum(line.energy_unknown_us for line in lines),
-        "sm_active": sum(line.sm_active_us or 0 for line in lines),
-        "sm_unknown": sum(line.sm_unknown_us for line in lines),
-        "tensor_active": sum(line.tensor_active_us or 0 for line in lines),
-        "tensor_unknown": sum(line.tensor_unknown_us for line in lines),
     }
+    for each in REPORTED:
+        measures[each.name] = sum(getattr(line, each.field) or 0 for line in lines)
+        measures[each.unknown] = sum(getattr(line, each.unknown_field) for line in lines)
     return usage_line(key, accounts | measures)

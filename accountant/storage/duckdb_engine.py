@@ -2,8 +2,8 @@
 
 In `accountant.storage` only this module and `invoice_file` import duckdb. Each `Cursor` is a connection of its own, and
 every call but `Cursor.each` reads its result to the end. Rows are passed in through Arrow. The statements are files in
-`sql/`. Engine errors become `LedgerFailed` if the process has to end, otherwise `LedgerUnavailable`. This module does
-not know what the tables mean."""
+`sql/`. Engine errors become `LedgerFailed` if the process has to end, otherwise `LedgerUnavailable`. Of the tables this
+module knows only that some have figures of rows or sums."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from accountant.storage import crash_recovery
 from gputally.base.atomic_file import sync
 from gputally.base.called_off import stoppable
 from gputally.base.errors import AccountantError
+from gputally.base.measures import REPORTED
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -45,8 +46,24 @@ def sums_of(figures: Iterable[str]) -> str:
     return ", ".join(f"sum({name})::BIGINT AS {name}" for name in figures)
 
 
-_OF_CELLS: Final = {"cells": ", ".join(CELLS), "sums_of_cells": sums_of(CELLS)}
-"""SQL for the figures of a row or a sum (accountant.core.gpu_time_accounts.CELLS), and for their sums."""
+_TIMES: Final = {"held": "busy_us + idle_us + unknown_us", "in service": "busy_us + idle_us + unknown_us + unheld_us"}
+_IF_LACKING: Final = {
+    name: sql for each in REPORTED for name, sql in ((each.field, "0"), (each.unknown_column, _TIMES[each.known]))
+}
+"""SQL for the figures of rows and sums from before a measure: all of it is unknown."""
+_OF_CELLS: Final = {
+    "cells": ", ".join(CELLS),
+    "sums_of_cells": sums_of(CELLS),
+    "columns_of_cells": ", ".join(f"{name} BIGINT NOT NULL" for name in CELLS),
+    "cells_or_unknown": ", ".join(
+        f"coalesce({name}, {_IF_LACKING[name]}) AS {name}" if name in _IF_LACKING else name for name in CELLS
+    ),
+    "measures_if_known": ", ".join(f"CASE WHEN {one.unknown_column} = 0 THEN {one.field} END" for one in REPORTED),
+    "nulls_of_measures": ", ".join(f"NULL::BIGINT AS {name}" for name in _IF_LACKING),
+}
+"""SQL for the figures of a row or a sum (accountant.core.gpu_time_accounts.CELLS): their names, their sums, their
+definitions, their values where those of a measure may be null; the measures of a row where they are known; and a row in
+which all of them are null."""
 
 
 @cache
@@ -62,7 +79,7 @@ def _template(name: str) -> tuple[str, frozenset[str]]:
 
 def statement(name: str, **parts: str) -> str:
     """Return the text of sql/<name>.sql with each placeholder `{other}` replaced by the given part, or else by the
-    statement sql/<other>.sql. `{cells}` and `{sums_of_cells}` need no part.
+    statement sql/<other>.sql. The names in `_OF_CELLS` need no part.
 
     Parts are SQL from this package, such as names of tables and columns; values are passed as parameters. Raises
     ValueError for a part without a placeholder, and for a placeholder with neither a part nor a statement."""
@@ -71,7 +88,11 @@ def statement(name: str, **parts: str) -> str:
         raise ValueError(f"sql/{name}.sql has the placeholders {sorted(placeholders)}, given are {sorted(parts)}")
     if not placeholders:
         return text
-    known = _OF_CELLS | parts
+    return _filled(text, parts)
+
+
+def _filled(text: str, parts: Mapping[str, str]) -> str:
+    known = {**_OF_CELLS, **parts}
     return _PLACEHOLDER.sub(lambda found: known[found[1]] if found[1] in known else statement(found[1]), text)
 
 
@@ -242,7 +263,7 @@ def migrations() -> tuple[Migration, ...]:
     """Return the steps of migrations/ in order. The first one creates the schema."""
     folder = resources.files("accountant.storage") / "migrations"
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
-    return tuple(Migration(file.name, file.read_text(encoding="utf-8")) for file in files)
+    return tuple(Migration(file.name, _filled(file.read_text(encoding="utf-8"), {})) for file in files)
 
 
 class Database:
@@ -319,8 +340,39 @@ class Database:
                     [list(range(done + 1, len(steps) + 1)), [step.name for step in pending]],
                 )
                 cursor.run("COMMIT")
+            self._add_measures(cursor)
             # Never leave schema changes and rows in the same write-ahead log; start with an empty one.
             self.checkpoint(cursor)
+
+    def _add_measures(self, cursor: Cursor) -> None:
+        """Give every table of rows or sums the columns of the measures that it lacks, in one transaction."""
+        lacking = {}
+        for table, sql in cursor.run(
+            "SELECT table_name, sql FROM duckdb_tables() WHERE database_name = current_database() "
+            "AND contains(sql, ' busy_us BIGINT')"
+        ):
+            there = tuple(re.findall(r"(\w+) BIGINT", sql[sql.index(" busy_us ") :]))
+            if there != CELLS[: len(there)]:
+                raise LedgerUnavailable(
+                    f"{self.path}: written by another release, whose table {table} has {', '.join(there)}:"
+                    " start that release, or restore the backup from before the upgrade"
+                )
+            if there != CELLS:
+                lacking[table] = sql.rstrip(");"), CELLS[len(there) :]
+        if not lacking:
+            return
+        cursor.run("BEGIN")
+        # The engine adds no column that has to have a value, so each table is written again.
+        for table, (sql, names) in lacking.items():
+            values = ", ".join(_IF_LACKING[name] for name in names)
+            definition = ", ".join([sql, *(f"{name} BIGINT NOT NULL" for name in names)]) + ")"
+            cursor.run(f"ALTER TABLE {table} RENAME TO before_measures")
+            cursor.run(definition)
+            cursor.run(f"INSERT INTO {table} SELECT *, {values} FROM before_measures")  # noqa: S608
+            cursor.run("DROP TABLE before_measures")
+        cursor.run(_filled("CREATE OR REPLACE VIEW present AS {present}", {}))
+        cursor.run("CREATE OR REPLACE VIEW entry AS FROM present")
+        cursor.run("COMMIT")
 
     def checkpoint(self, cursor: Cursor) -> None:
         """Write the log into the file. If the process is killed meanwhile, the next opening restores the state before

@@ -42,6 +42,7 @@ from accountant.storage.write.interval_writer import write_pods
 from accountant.storage.write.name_ids import PodKey
 from accountant.storage.write.record_columns import Incoming, Section, Stream
 from agent.wire import Gap, Holder, Sharing, Slice, UsageInterval
+from gputally.base.measures import REPORTED
 from gputally.base.untrusted_text import UNDECODABLE
 
 RECORDS = ("rows", "facts", "holes", "quarantine", "marks")
@@ -232,7 +233,7 @@ def rows_of(cursor: Cursor, files: Collection[str]) -> str:
     """Return a query for the rows in the files of parts, with the columns of `received`. It is valid for this cursor
     until the next call."""
     cursor.run("SET VARIABLE archived = ?", [list(files)])
-    return statement("archived_rows", rows="read_parquet(getvariable('archived'))")
+    return statement("archived_rows", rows=statement("rows_in_files", files="getvariable('archived')"))
 
 
 ROWS_AT_ONCE = 50_000
@@ -293,14 +294,7 @@ def _group(
         [pa.array(part, pa.string()) for part in zip(*streams, strict=True)], ["cluster", "node", "epoch"]
     )
     rows = cursor.run(
-        "SELECT cluster, node, epoch, set_seq, digest, seq, start_ms, end_ms, gpu_uuid, gpu_model, profile, gi, ci, "
-        "compute, compute_of, memory_mib, memory_of_mib, kind, uid, namespace, name, container, sharing, replicas, "
-        "health, method, capacity_us, allocated_us, measured_busy_us, gaps, "
-        "memory_mib_s, energy_uj, energy_blind_us, memory_blind_us, sm_active_us, sm_blind_us, tensor_active_us, "
-        "tensor_blind_us "
-        "FROM read_parquet(?) WHERE "
-        "(cluster, node, epoch) IN (SELECT (cluster, node, epoch) FROM incoming) "
-        "ORDER BY start_ms, cluster, node, epoch, set_seq, seq",
+        statement("archived_intervals", rows=statement("rows_in_files", files="?")),
         archive.files([part.number]),
         wanted,
     )
@@ -319,8 +313,7 @@ def _interval(row: Row) -> UsageInterval:
     """Return the interval of an archived row with those fields that the ledger stores."""
     (seq, start, end, uuid, model, profile, gi, ci, compute, compute_of, memory, memory_of) = row[5:17]
     (kind, uid, namespace, name, container, sharing, replicas, health, method) = row[17:26]
-    (capacity, allocated, busy, gaps, memory_used, energy, blind, memory_blind) = row[26:34]
-    sm, sm_blind, tensor, tensor_blind = row[34:]
+    capacity, allocated, busy, gaps, *read = row[26:]
     return UsageInterval(
         seq=seq,
         start_ms=start,
@@ -334,12 +327,9 @@ def _interval(row: Row) -> UsageInterval:
         capacity_us=capacity,
         allocated_us=allocated,
         busy_us=busy,
-        sm_active_us=None if sm_blind else sm,
-        tensor_active_us=None if tensor_blind else tensor,
-        memory_mib_s=None if memory_blind else memory_used,
-        energy_uj=None if blind else energy,
         method=method,
         gaps=() if gaps is None else tuple(_gaps.decode(gaps)),
+        **{measure.field: value for measure, value in zip(REPORTED, read, strict=True)},
     )
 
 

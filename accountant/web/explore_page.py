@@ -33,7 +33,6 @@ from accountant.web.explore_table import (
     DEFAULT_COLUMNS,
     FIGURES,
     MEASURES_SHOWN,
-    Column,
     Direction,
     Explored,
     Figure,
@@ -479,11 +478,11 @@ def _crossed_records(view: View, crossed: Pivot, currency: str, about: dict[str,
     return ListRecords(names, [*texts, *([kind] * (len(heads) + 1))], rows, total, about)
 
 
-def _exact(columns: Sequence[Column], rows: Sequence[Row | None]) -> list[FileCell]:
+def _exact(columns: Sequence[str], rows: Sequence[Row | None]) -> list[FileCell]:
     return [None if row is None else _exact_of(name, FIGURES[name].of(row)) for row in rows for name in columns]
 
 
-def _exact_of(name: Column, value: Figure) -> FileCell:
+def _exact_of(name: str, value: Figure) -> FileCell:
     kind = FIGURES[name].kind
     if value is None:
         return None

@@ -26,13 +26,9 @@ from accountant.reports import html_page
 from accountant.wire.option_types import Order
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from gputally.base import called_off
+from gputally.base.measures import SHOWN
 from gputally.base.money import exact_sum, gpu_hours
 
-Column = Literal[
-    "capacity", "allocated", "busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down",
-    "utilisation", "cost", "unpriced", "rate", "sm_active", "tensor_active", "memory", "power", "energy",
-]  # fmt: skip
-COLUMNS: Final[tuple[Column, ...]] = get_args(Column)
 Kind = Literal["GPU-hours", "money", "price", "share", "GiB", "W", "kWh"]
 Figure: TypeAlias = int | Decimal | float | None
 """GPU-hours are GPU-µs."""
@@ -76,23 +72,15 @@ def _rate(row: Row) -> Decimal | None:
     return row.cost / billed if row.cost is not None and billed else None
 
 
-def _energy(row: Row) -> float | None:
-    """None if no energy was measured in any of the time in service."""
-    line = row.line
-    in_service = line.accounts_gpu_us.allocated + line.accounts_gpu_us.unallocated
-    unknown = line.energy_unknown_us >= in_service and not line.energy_uj
-    return None if unknown else line.energy_uj / 3.6e12
-
-
-def _memory(row: Row) -> float | None:
-    return None if row.line.memory_mib is None else row.line.memory_mib / 1024
+def _measure(name: str) -> Callable[[Row], float | None]:
+    return lambda row: row.line.shown(name)
 
 
 def _account(name: str) -> Callable[[Row], int]:
     return lambda row: getattr(row.line.accounts_gpu_us, name)
 
 
-FIGURES: Final[Mapping[Column, FigureColumn]] = {
+FIGURES: Final[Mapping[str, FigureColumn]] = {
     "capacity": FigureColumn("Capacity", "GPU-hours", "all GPU time of the group", _account("total")),
     "allocated": FigureColumn("Held", "GPU-hours", "time that somebody held, busy or not", _account("allocated")),
     "busy": FigureColumn("Busy", "GPU-hours", "held and used", _account("busy")),
@@ -109,19 +97,11 @@ FIGURES: Final[Mapping[Column, FigureColumn]] = {
     ),
     "unpriced": FigureColumn("Unpriced", "GPU-hours", "billed time without a price", lambda row: row.unpriced_us),
     "rate": FigureColumn("Cost an hour", "price", "cost of a billed GPU-hour", _rate),
-    "sm_active": FigureColumn(
-        "SM activity", "share", "mean activity of the multiprocessors in held time", lambda row: row.line.sm_share
-    ),
-    "tensor_active": FigureColumn(
-        "Tensor activity", "share", "mean activity of the tensor cores in held time",
-        lambda row: row.line.tensor_share,
-    ),
-    "memory": FigureColumn("Memory", "GiB", "mean memory in use of a held GPU", _memory),
-    "power": FigureColumn("Power", "W", "mean power of a GPU in service", lambda row: row.line.power_w),
-    "energy": FigureColumn("Energy", "kWh", "measured energy", _energy),
+    **{name: FigureColumn(one.title, one.kind, one.note, _measure(name)) for name, (_, one) in SHOWN.items()},
 }  # fmt: skip
 """The columns, by their names in addresses and files."""
-DEFAULT_COLUMNS: Final[tuple[Column, ...]] = ("allocated", "utilisation", "allocated_idle", "cost")
+COLUMNS: Final = tuple(FIGURES)
+DEFAULT_COLUMNS: Final[tuple[str, ...]] = ("allocated", "utilisation", "allocated_idle", "cost")
 
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
@@ -173,7 +153,7 @@ class Table:
         return Row((), usage_line({}, sums), amount, sum(self.billed_us[one] for one in billed),
                    sum(self.unpriced_us[one] for one in billed))  # fmt: skip
 
-    def values(self, column: Column) -> list[Figure]:
+    def values(self, column: str) -> list[Figure]:
         """A figure of every row."""
         if column == "cost":
             return list(self.costs)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
-from typing import Annotated, Final, Literal, NewType, TypeAlias, TypeGuard, get_args
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NewType, TypeAlias, TypeGuard, get_args
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema, create_model
 
 from accountant.wire.option_types import JOB_ORDERS, NODE_ORDERS, ORDER_HELP, JobKind, JobState, is_empty
+from gputally.base.measures import REPORTED, SHOWN
 from gputally.base.units import US_PER_S
 from gputally.server.config_loading import Exact, Model
 
@@ -96,73 +97,58 @@ class Accounts(Model):
         return self.total > self.unmetered
 
 
-class UsageLine(Model):
-    """The usage of one group. Figures outside `accounts_gpu_us` are not part of the accounts' sum.
-
-    node_down_us: the part of `down` in which the GPU's node was out of service; in the rest a GPU was lost on a working
-    node. None: not distinguished.
-
-    energy_unknown_us: time in service whose energy is unknown.
-    memory_mib_s: memory in allocated time for which it is known; None if there is no such time.
-    memory_unknown_us: allocated time with unknown memory.
-    sm_active_us, tensor_active_us: activity of the multiprocessors, averaged over them, and of the tensor cores, in
-        allocated time for which it is known; None if there is no such time.
-    sm_unknown_us, tensor_unknown_us: allocated time with unknown activity.
-
-    starting_us, gang_waiting_us, running_idle_us: the kinds of `allocated_idle`, adding up to it.
-    reserved_unused_us: unallocated time that this queue (or team) was guaranteed and did not use. These four are set
-        only if a breakdown was requested."""
-
+class _AccountsOfLine(Model):
     key: dict[str, str]
     accounts_gpu_us: Accounts = Accounts()
     node_down_us: int | None = None
     borrowed_busy_us: int = 0
     unattributed_busy_us: int = 0
-    memory_mib_s: int | None = 0
-    memory_unknown_us: int = 0
-    energy_uj: int = 0
-    energy_unknown_us: int = 0
-    sm_active_us: int | None = 0
-    sm_unknown_us: int = 0
-    tensor_active_us: int | None = 0
-    tensor_unknown_us: int = 0
+
+
+_FIELDS: Final = [
+    part
+    for each in REPORTED
+    for part in (
+        (each.field, int | None if each.known == "held" else int, each.text),
+        (each.unknown_field, int, each.unknown_text),
+    )
+]
+if TYPE_CHECKING:
+
+    class _MeasuresOfLine(_AccountsOfLine):
+        def __getattr__(self, name: str) -> int | None: ...
+
+else:
+    fields = {name: (kind, Field(default=0, description=text)) for name, kind, text in _FIELDS}
+    _MeasuresOfLine = create_model("_MeasuresOfLine", __base__=_AccountsOfLine, **fields)
+
+
+class UsageLine(_MeasuresOfLine):
+    """The usage of one group. Figures outside `accounts_gpu_us` are not part of the accounts' sum. A measure of held
+    time is None if it is known of none.
+
+    node_down_us: the part of `down` in which the GPU's node was out of service; in the rest a GPU was lost on a working
+    node. None: not distinguished.
+
+    starting_us, gang_waiting_us, running_idle_us: the kinds of `allocated_idle`, adding up to it.
+    reserved_unused_us: unallocated time that this queue (or team) was guaranteed and did not use. These four are set
+        only if a breakdown was requested."""
+
     starting_us: int | None = None
     gang_waiting_us: int | None = None
     running_idle_us: int | None = None
     reserved_unused_us: int | None = None
 
-    @property
-    def sm_share(self) -> float | None:
-        """The mean activity of the multiprocessors in allocated time; None if unknown."""
-        return _mean(self.sm_active_us, self.accounts_gpu_us.allocated - self.sm_unknown_us)
-
-    @property
-    def tensor_share(self) -> float | None:
-        """The mean activity of the tensor cores in allocated time; None if unknown."""
-        return _mean(self.tensor_active_us, self.accounts_gpu_us.allocated - self.tensor_unknown_us)
-
-    @property
-    def memory_mib(self) -> float | None:
-        """The mean memory of a GPU in use, in MiB, in allocated time; None if unknown."""
-        return _mean(self.memory_mib_s, (self.accounts_gpu_us.allocated - self.memory_unknown_us) / US_PER_S)
-
-    @property
-    def power_w(self) -> float | None:
-        """The mean power of a GPU in service, in watts; None if unknown."""
-        metered = self.accounts_gpu_us.allocated + self.accounts_gpu_us.unallocated
-        return _mean(self.energy_uj, metered - self.energy_unknown_us)
-
-
-def _mean(figure: int | None, known: float) -> float | None:
-    return figure / known if figure is not None and known > 0 else None
-
-
-def where_known(figure: int, unknown_us: int, allocated_us: int) -> int | None:
-    """`figure`, or None if it is unknown for all of the allocated time.
-
-    figure: memory or activity in the time for which it is known.
-    unknown_us, allocated_us: allocated time for which it is unknown, and all allocated time."""
-    return None if unknown_us and unknown_us >= allocated_us else figure
+    def shown(self, column: str) -> float | None:
+        """The figure of a column of Explore that shows a measure, in its unit; None if unknown."""
+        measure, how = SHOWN[column]
+        accounts, figure = self.accounts_gpu_us, getattr(self, measure.field)
+        time_us = accounts.allocated + (accounts.unallocated if measure.known == "in service" else 0)
+        known_us = time_us - getattr(self, measure.unknown_field)
+        if figure is None or (known_us <= 0 and (how.mean or not figure)):
+            return None
+        known = known_us / US_PER_S if measure.unit == "MiB·s" else known_us
+        return float(figure / (known if how.mean else 1) / how.scale)
 
 
 class UsageAnswer(Model):

@@ -160,7 +160,7 @@ def test_windows_are_bit_equal_whatever_the_order_and_equal_to_the_formula(
         for payer, cells in inside(item, start, at_ms):
             if payer:
                 weight = factor(low, high, reference, half_life)
-                terms[QUEUE_OF.get(payer, UNASSIGNED)][reference] += term(cells.allocated_us, weight)
+                terms[QUEUE_OF.get(payer, UNASSIGNED)][reference] += term(sum(cells[:3]), weight)
     expected = {queue: total(sorted(own.items()), at_ms, half_life) for queue, own in terms.items()}
     assert window.unassigned == expected.get(UNASSIGNED, 0)
     assert window.usage["left"] == expected.get("left", 0)
@@ -407,7 +407,7 @@ def expected(
             for payer, cells in inside(item, low, high):
                 if payer:
                     own = terms[QUEUE_OF.get(payer, UNASSIGNED), weigh(MODELS[item.gpu], low)]
-                    own[low, reference] += term(cells.allocated_us, factor(begin, end, reference, half_life))
+                    own[low, reference] += term(sum(cells[:3]), factor(begin, end, reference, half_life))
     sums: dict[str, Fraction] = defaultdict(Fraction)
     for (queue, weight), own in terms.items():
         in_order = [(reference, value) for (_, reference), value in sorted(own.items())]
@@ -688,14 +688,14 @@ ROW = st.lists(st.integers(0, 10**6), min_size=WIDTH, max_size=WIDTH)
 def test_parts_of_a_set_are_never_negative_and_add_up(rows: list[list[int]], span: int, cuts: set[int]) -> None:
     whole = [AccountVector(*row) for row in rows]
     # Fill the last row up, so that the set is full.
-    missing = -sum(cells.capacity_us for cells in whole) % (span * 1000)
+    missing = -sum(sum(cells[:ACCOUNTS]) for cells in whole) % (span * 1000)
     whole.append(AccountVector(unheld_us=missing))
-    capacity = sum(cells.capacity_us for cells in whole)
+    capacity = sum(sum(cells[:ACCOUNTS]) for cells in whole)
     edges = [0, *sorted(cut for cut in cuts if 0 < cut < span), span]
     pieces = [part(whole, span, a, b) for a, b in pairwise(edges)]
     for (a, b), piece in zip(pairwise(edges), pieces, strict=True):
         assert all(value >= 0 for cells in piece for value in cells)
-        assert sum(cells.capacity_us for cells in piece) == capacity // span * (b - a)
+        assert sum(sum(cells[:ACCOUNTS]) for cells in piece) == capacity // span * (b - a)
     assert [add(row) for row in zip(*pieces, strict=True)] == whole
 
 
@@ -707,8 +707,8 @@ def test_figures_of_many_rows_are_those_of_each(rows: list[list[int]], weight: f
     found = figures(np.array(rows, dtype=np.int64), [weight] * len(rows))
     for row, values in zip(rows, found.tolist(), strict=True):
         cells = AccountVector(*row)
-        decaying = (cells.allocated_us, cells.busy_us, cells.energy_uj, cells.down_us)
-        plain = (cells.allocated_us, cells.unheld_us, cells.down_us, cells.unknown_us, cells.energy_blind_us)
+        decaying = (sum(cells[:3]), cells.busy_us, cells.energy_uj, cells.down_us)
+        plain = (sum(cells[:3]), cells.unheld_us, cells.down_us, cells.unknown_us, cells.energy_blind_us)
         assert values == [*(term(value, weight) for value in decaying), *plain]
 
 

@@ -25,6 +25,7 @@ OWN = {
         "name",
         "source",
         "table",
+        "values",
     },
     "accountant/storage/invoice_file.py": {
         "_DAY_S",

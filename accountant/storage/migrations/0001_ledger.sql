@@ -18,8 +18,8 @@ CREATE TABLE holder (
 );
 
 -- Rows as received. Only `booked` ever changes: it is false if the set of the row was cut (see `piece`).
--- payer: the holder, or 0 if no holder pays for the time (unheld, unattributed or lost). memory_blind_us, sm_blind_us,
--- tensor_blind_us: held time whose memory or activity is unknown.
+-- payer: the holder, or 0 if no holder pays for the time (unheld, unattributed or lost). The last columns of this and
+-- further tables, from busy_us on, are accountant.core.gpu_time_accounts.CELLS.
 CREATE TABLE received (
     stream INTEGER NOT NULL, seq BIGINT NOT NULL, set_seq BIGINT NOT NULL,
     start_ms BIGINT NOT NULL, end_ms BIGINT NOT NULL,
@@ -27,11 +27,7 @@ CREATE TABLE received (
     sharing VARCHAR, replicas INTEGER, health VARCHAR NOT NULL, method VARCHAR NOT NULL,
     capacity_us BIGINT NOT NULL, allocated_us BIGINT NOT NULL, measured_busy_us BIGINT,
     gaps VARCHAR, digest UBIGINT NOT NULL, booked BOOLEAN NOT NULL,
-    busy_us BIGINT NOT NULL, idle_us BIGINT NOT NULL, unknown_us BIGINT NOT NULL, unheld_us BIGINT NOT NULL,
-    down_us BIGINT NOT NULL, borrowed_us BIGINT NOT NULL, unattributed_us BIGINT NOT NULL,
-    memory_mib_s BIGINT NOT NULL, energy_uj BIGINT NOT NULL, energy_blind_us BIGINT NOT NULL,
-    memory_blind_us BIGINT NOT NULL, sm_active_us BIGINT NOT NULL, sm_blind_us BIGINT NOT NULL,
-    tensor_active_us BIGINT NOT NULL, tensor_blind_us BIGINT NOT NULL
+    {columns_of_cells}
 );
 
 -- The remaining parts of sets that overlap a set of higher rank or cross a quarter-hour.
@@ -39,24 +35,11 @@ CREATE TABLE piece (
     stream INTEGER NOT NULL, seq BIGINT NOT NULL, set_seq BIGINT NOT NULL,
     start_ms BIGINT NOT NULL, end_ms BIGINT NOT NULL,
     gpu INTEGER NOT NULL, device INTEGER NOT NULL, payer INTEGER NOT NULL,
-    busy_us BIGINT NOT NULL, idle_us BIGINT NOT NULL, unknown_us BIGINT NOT NULL, unheld_us BIGINT NOT NULL,
-    down_us BIGINT NOT NULL, borrowed_us BIGINT NOT NULL, unattributed_us BIGINT NOT NULL,
-    memory_mib_s BIGINT NOT NULL, energy_uj BIGINT NOT NULL, energy_blind_us BIGINT NOT NULL,
-    memory_blind_us BIGINT NOT NULL, sm_active_us BIGINT NOT NULL, sm_blind_us BIGINT NOT NULL,
-    tensor_active_us BIGINT NOT NULL, tensor_blind_us BIGINT NOT NULL
+    {columns_of_cells}
 );
 
 -- The counted rows in this file: equal to `entry` for hours that are not frozen.
-CREATE VIEW present AS
-SELECT stream, seq, set_seq, start_ms, end_ms, gpu, device, payer, busy_us, idle_us, unknown_us, unheld_us,
-       down_us, borrowed_us, unattributed_us, memory_mib_s, energy_uj, energy_blind_us, memory_blind_us,
-       sm_active_us, sm_blind_us, tensor_active_us, tensor_blind_us
-FROM received WHERE booked
-UNION ALL
-SELECT stream, seq, set_seq, start_ms, end_ms, gpu, device, payer, busy_us, idle_us, unknown_us, unheld_us,
-       down_us, borrowed_us, unattributed_us, memory_mib_s, energy_uj, energy_blind_us, memory_blind_us,
-       sm_active_us, sm_blind_us, tensor_active_us, tensor_blind_us
-FROM piece;
+CREATE VIEW present AS {present};
 -- The counted rows. Each lies inside one quarter-hour, and rows of one GPU do not overlap, except within a set.
 CREATE VIEW entry AS FROM present;
 
@@ -64,40 +47,24 @@ CREATE VIEW entry AS FROM present;
 -- `quarter` and `hour`, which have one row per key.
 CREATE TABLE quarter (
     at_ms BIGINT NOT NULL, gpu INTEGER NOT NULL, device INTEGER NOT NULL, payer INTEGER NOT NULL,
-    busy_us BIGINT NOT NULL, idle_us BIGINT NOT NULL, unknown_us BIGINT NOT NULL, unheld_us BIGINT NOT NULL,
-    down_us BIGINT NOT NULL, borrowed_us BIGINT NOT NULL, unattributed_us BIGINT NOT NULL,
-    memory_mib_s BIGINT NOT NULL, energy_uj BIGINT NOT NULL, energy_blind_us BIGINT NOT NULL,
-    memory_blind_us BIGINT NOT NULL, sm_active_us BIGINT NOT NULL, sm_blind_us BIGINT NOT NULL,
-    tensor_active_us BIGINT NOT NULL, tensor_blind_us BIGINT NOT NULL
+    {columns_of_cells}
 );
 CREATE TABLE hour (
     at_ms BIGINT NOT NULL, gpu INTEGER NOT NULL, device INTEGER NOT NULL, payer INTEGER NOT NULL,
-    busy_us BIGINT NOT NULL, idle_us BIGINT NOT NULL, unknown_us BIGINT NOT NULL, unheld_us BIGINT NOT NULL,
-    down_us BIGINT NOT NULL, borrowed_us BIGINT NOT NULL, unattributed_us BIGINT NOT NULL,
-    memory_mib_s BIGINT NOT NULL, energy_uj BIGINT NOT NULL, energy_blind_us BIGINT NOT NULL,
-    memory_blind_us BIGINT NOT NULL, sm_active_us BIGINT NOT NULL, sm_blind_us BIGINT NOT NULL,
-    tensor_active_us BIGINT NOT NULL, tensor_blind_us BIGINT NOT NULL
+    {columns_of_cells}
 );
 -- Hours whose rows are new or changed since the hours were last folded. `hour` and `quarter` have no sums of them.
 CREATE TABLE unfolded (at_ms BIGINT NOT NULL);
 -- Hourly sums of all GPUs together, for queries that do not distinguish devices. It has a thousandth of the rows of `hour`.
 CREATE TABLE hour_of_all (
     at_ms BIGINT NOT NULL, payer INTEGER NOT NULL,
-    busy_us BIGINT NOT NULL, idle_us BIGINT NOT NULL, unknown_us BIGINT NOT NULL, unheld_us BIGINT NOT NULL,
-    down_us BIGINT NOT NULL, borrowed_us BIGINT NOT NULL, unattributed_us BIGINT NOT NULL,
-    memory_mib_s BIGINT NOT NULL, energy_uj BIGINT NOT NULL, energy_blind_us BIGINT NOT NULL,
-    memory_blind_us BIGINT NOT NULL, sm_active_us BIGINT NOT NULL, sm_blind_us BIGINT NOT NULL,
-    tensor_active_us BIGINT NOT NULL, tensor_blind_us BIGINT NOT NULL
+    {columns_of_cells}
 );
 -- Sums of whole local days, which make queries over a month fast. Checkpoints fill them (accountant.storage.write.rollups).
 -- at_ms is the start of the day.
 CREATE TABLE day (
     at_ms BIGINT NOT NULL, gpu INTEGER NOT NULL, device INTEGER NOT NULL, payer INTEGER NOT NULL,
-    busy_us BIGINT NOT NULL, idle_us BIGINT NOT NULL, unknown_us BIGINT NOT NULL, unheld_us BIGINT NOT NULL,
-    down_us BIGINT NOT NULL, borrowed_us BIGINT NOT NULL, unattributed_us BIGINT NOT NULL,
-    memory_mib_s BIGINT NOT NULL, energy_uj BIGINT NOT NULL, energy_blind_us BIGINT NOT NULL,
-    memory_blind_us BIGINT NOT NULL, sm_active_us BIGINT NOT NULL, sm_blind_us BIGINT NOT NULL,
-    tensor_active_us BIGINT NOT NULL, tensor_blind_us BIGINT NOT NULL
+    {columns_of_cells}
 );
 -- The days that have sums: spans of whole quarter-hours that do not overlap, even if the time zone was changed.
 CREATE TABLE kept_day (start_ms BIGINT NOT NULL, end_ms BIGINT NOT NULL);

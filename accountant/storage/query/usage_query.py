@@ -57,6 +57,7 @@ from accountant.storage.write.name_ids import NO_DEVICE, DeviceName, holders
 from accountant.storage.write.record_columns import Numbering
 from accountant.wire.usage_cost_and_job_models import Dimension, is_label
 from gputally.base import called_off
+from gputally.base.measures import REPORTED
 from gputally.base.near_names import shown
 from gputally.base.units import MS_PER_HOUR
 
@@ -71,9 +72,8 @@ _CELL = {name: column for column, name in enumerate((*GROUPED_BY, *ALL_CELLS))}
 _SOURCES = {
     "busy": "busy_us", "allocated_idle": "idle_us", "allocated_unknown": "unknown_us", "unallocated": "unheld_us",
     "down": "down_us", "borrowed_busy": "borrowed_us", "unattributed_busy": "unattributed_us",
-    "memory_mib_s": "memory_mib_s", "memory_unknown": "memory_blind_us", "energy_uj": "energy_rest_uj",
-    "energy_unknown": "energy_blind_us", "energy_j": "energy_j", "sm_active": "sm_active_us",
-    "sm_unknown": "sm_blind_us", "tensor_active": "tensor_active_us", "tensor_unknown": "tensor_blind_us",
+    **{each.name: each.field for each in REPORTED}, **{each.unknown: each.unknown_column for each in REPORTED},
+    "energy_uj": "energy_rest_uj", "energy_j": "energy_j",
 }  # fmt: skip
 """The column of `sums` that each figure adds up. The other figures are not in the records."""
 

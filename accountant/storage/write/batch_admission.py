@@ -59,6 +59,7 @@ from accountant.storage.write.sender_quotas import (
     sender_of,
 )
 from agent.wire import Ack, Batch, Holder, PodFacts, Sharing, Skipped, Slice, UsageInterval
+from gputally.base.measures import REPORTED
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, US_PER_MS
 from gputally.base.untrusted_text import LONGEST_EPOCH, LONGEST_NAME, LONGEST_REFERENCE, is_epoch, is_name, unprintable
 
@@ -196,9 +197,7 @@ def sets(rows: Iterable[UsageInterval]) -> list[tuple[UsageInterval, ...]]:
     return [tuple(group) for group in grouped.values()]
 
 
-_FIGURES = (
-    "capacity_us", "allocated_us", "busy_us", "sm_active_us", "tensor_active_us", "memory_mib_s", "energy_uj",
-)  # fmt: skip
+_FIGURES = ("capacity_us", "allocated_us", "busy_us", *(measure.field for measure in REPORTED))
 _figures_of = attrgetter(*_FIGURES)
 
 

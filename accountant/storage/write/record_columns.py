@@ -29,13 +29,16 @@ import pyarrow as pa
 from accountant.core.gpu_time_accounts import CELLS, split
 from accountant.storage.duckdb_engine import Cursor
 from agent.wire import Holder, PodFacts, Sharing, Slice, UsageInterval
+from gputally.base.measures import REPORTED
 from gputally.base.untrusted_text import as_name
 
 _encoder = msgspec.json.Encoder(order="deterministic")
-CONTENT_FIELDS = (
+_FIRST_FIELDS = (
     "start_ms", "end_ms", "gpu_uuid", "gpu_model", "slice", "holder", "sharing", "health", "capacity_us",
     "allocated_us", "busy_us", "sm_active_us", "tensor_active_us", "memory_mib_s", "energy_uj", "method", "gaps",
 )  # fmt: skip
+_LATER_FIELDS = tuple(measure.field for measure in REPORTED if measure.field not in _FIRST_FIELDS)
+CONTENT_FIELDS = (*_FIRST_FIELDS, *_LATER_FIELDS)
 """Fields of an interval except its number."""
 _INTERVAL = attrgetter(*CONTENT_FIELDS)
 _FACT = attrgetter(
@@ -46,11 +49,18 @@ _FACT = attrgetter(
 
 def digest(record: UsageInterval | PodFacts) -> int:
     """Return a 64-bit digest of all fields except the number."""
-    fields = _INTERVAL(record) if isinstance(record, UsageInterval) else _FACT(record)
+    fields = _digested(_INTERVAL(record)) if isinstance(record, UsageInterval) else _FACT(record)
     if isinstance(record, PodFacts) and record.stop is not None:
         fields += (record.stop,)  # a fact without one has the digest that it had before there were any
     text = _encoder.encode(fields)
     return int.from_bytes(_hash(text).digest(), "big")
+
+
+def _digested(content: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the CONTENT_FIELDS of a row without those of a later measure that it does not have."""
+    first = len(_FIRST_FIELDS)
+    later = {name: value for name, value in zip(_LATER_FIELDS, content[first:], strict=True) if value is not None}
+    return (*content[:first], later) if later else content[:first]
 
 
 def contents(rows: Iterable[UsageInterval]) -> list[tuple[Any, ...]]:
@@ -61,7 +71,7 @@ def contents(rows: Iterable[UsageInterval]) -> list[tuple[Any, ...]]:
 def digests(of: Sequence[tuple[Any, ...]]) -> npt.NDArray[np.uint64]:
     """Return the digests, as `digest` computes them, of intervals given by their `contents`. All are encoded at once
     and then split at line breaks, which encoded JSON does not contain."""
-    texts = _encoder.encode_lines(of).split(b"\n")[: len(of)]
+    texts = _encoder.encode_lines(list(map(_digested, of)) if _LATER_FIELDS else of).split(b"\n")[: len(of)]
     return np.frombuffer(b"".join([_hash(text).digest() for text in texts]), ">u8").astype(np.uint64)
 
 
@@ -425,8 +435,7 @@ def _gaps(incoming: Incoming) -> Any:
 def cells(incoming: Incoming) -> Whole:
     """Return the cells (accountant.core.gpu_time_accounts.AccountVector) of each row."""
     capacity, allocated = (incoming.numbers(name).value for name in ("capacity_us", "allocated_us"))
-    busy, energy, memory = (incoming.numbers(name) for name in ("busy_us", "energy_uj", "memory_mib_s"))
-    sm, tensor = incoming.numbers("sm_active_us"), incoming.numbers("tensor_active_us")
+    busy = incoming.numbers("busy_us")
     by_holder = incoming.holder
     kinds = [None if held is None else held.kind for _, held in by_holder.values]
     working = ~incoming.lost
@@ -443,15 +452,12 @@ def cells(incoming: Incoming) -> Whole:
         "down_us": incoming.lost * capacity,
         "borrowed_us": held * (busy.value - booked),
         "unattributed_us": unattributed * busy.value,
-        "memory_mib_s": memory.value,
-        "energy_uj": energy.value,
-        "energy_blind_us": (working & ~energy.known) * capacity,
-        "memory_blind_us": (held & ~memory.known) * allocated,
-        "sm_active_us": sm.value,
-        "sm_blind_us": (held & ~sm.known) * allocated,
-        "tensor_active_us": tensor.value,
-        "tensor_blind_us": (held & ~tensor.known) * allocated,
     }
+    times = {"held": (held, allocated), "in service": (working, capacity)}
+    for measure in REPORTED:
+        read, (rows, time_us) = incoming.numbers(measure.field), times[measure.known]
+        found[measure.field] = read.value
+        found[measure.unknown_column] = (rows & ~read.known) * time_us
     table = np.stack([found[name] for name in CELLS]).T  # stored column by column, as Arrow needs it
     for place in incoming.with_gaps():
         table[place] = split(incoming.records[place])
