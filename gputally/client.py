@@ -46,7 +46,8 @@ _HELD = {name: f"{name}_gpu_us" for name in ("busy", "allocated_idle", "allocate
 _DECIMALS_OF_LINE = ("unit_price", "gpu_hours", "cost")
 _DECIMALS_OF_JOB = ("gpus", "cost", "burn_per_hour")
 _OF_STATEMENT = (
-    "cost", "due", "due_total", "currency", "status", "hash", "coverage", "unpriced_gpu_us", "price_book_version",
+    "cost", "due", "due_total", "not_billed", "currency", "status", "hash", "coverage", "unpriced_gpu_us",
+    "price_book_version",
 )  # fmt: skip
 _OF_DECISION = (
     "id", "kind", "target", "subject", "mode", "value", "previous", "reason", "policy_version", "inputs", "cluster",
@@ -132,17 +133,25 @@ class Client:
         `gpu_us` is an integer; `gpu_hours`, `unit_price` and `cost` are Decimal (None without a price). The gpu_us of
         the lines of the whole cluster add up to the capacity. The costs of the lines add up to attrs["cost"].
         attrs["due"] is the amount that each team owes, rounded to the currency's minor unit (Decimal 12.34, not 1234),
-        with commitments, corrections and credits.
+        with commitments, corrections and credits; attrs["not_billed"] is the amount of what no team is billed for (None
+        if there is none).
 
-        attrs: cost, due, due_total, currency, status, hash, coverage, unpriced_gpu_us, price_book_version."""
+        attrs: cost, due, due_total, not_billed, currency, status, hash, coverage, unpriced_gpu_us,
+        price_book_version."""
         with _valid_answer("/v1/statement"):
             content = self._accountant.get("/v1/statement", {"month": month, "team": team})
             statement = {**json.loads(content), "hash": hashlib.sha256(content).hexdigest()}
             rows = (_with_decimals(line, _DECIMALS_OF_LINE) for line in statement["lines"])
             frame = _frame(rows, (), _LINE_TYPES, columns=(*_OF_LINE, *_LINE_TYPES))
             frame.insert(0, "month", pd.Series([month] * len(frame), dtype="str"))
-            due = {"due": {team: Decimal(amount) for team, amount in statement["due"].items()}}
-            totals = _with_decimals(statement, ["cost", "due_total"]) | due
+            due = {team: Decimal(amount) for team, amount in statement["due"].items()}
+            beside = due.pop("__idle__", None)  # what is not billed, in a month that was closed with schema 1
+            known = statement["due_total"] is not None
+            totals = _with_decimals(statement, ["cost"]) | {
+                "due": due,
+                "due_total": sum(due.values(), Decimal(0)) if known else None,
+                "not_billed": beside if statement.get("not_billed") is None else Decimal(statement["not_billed"]),
+            }
             frame.attrs.update({name: totals[name] for name in _OF_STATEMENT})
         return frame
 

@@ -5,7 +5,7 @@ An accountant has one `Deps`. The server of a fleet has one for the fleet and on
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +20,8 @@ from accountant.api.middleware import BodyLimits
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.corrections_and_adjustments import Proposal
 from accountant.core.errors import LedgerFailed, OverQuota
-from accountant.core.periods import Month
+from accountant.core.periods import Month, utc
+from accountant.core.record_age import is_old
 from accountant.core.settings import Limits, Settings
 from accountant.ledger.protocols import (
     Ledger,
@@ -135,7 +136,8 @@ class Deps:
     bound: a rate limit that all ledgers of this server share; None: this ledger has its own.
     shared_turns: the turns that all ledgers of this server share; None: this ledger has its own.
     picker: returns the ledgers to choose from; None: only this one.
-    settled: whether the ledger's records never change while it is served."""
+    settled: whether the ledger's records never change while it is served.
+    pods_heard_ms: the time of the API server's last answer about pods; None if there was none."""
 
     settings: Settings
     clock: Clock
@@ -156,6 +158,7 @@ class Deps:
     shared_turns: RequestTurns | None = None
     picker: Callable[[], ClusterPicker | None] = lambda: None
     settled: bool = False
+    pods_heard_ms: Callable[[], int | None] = lambda: None
 
     def __post_init__(self) -> None:
         """Make what threads share before there are threads: a cached property has no lock since Python 3.12, and twins
@@ -173,6 +176,23 @@ class Deps:
     def silence_note(self) -> str:
         """Names the clusters that stopped reporting while others continue; "" if there are none."""
         return silence_note(self.ledger.status().newest_by_cluster, self.clock.wall_ms())
+
+    def waiting_unknown(self, clusters: Iterable[str] = ()) -> str:
+        """Why nobody knows how many pods of these clusters wait for a node; "" if it is known. Agents report only pods
+        that are on their nodes. clusters: none of them for all of the ledger."""
+        kubernetes, now = self.settings.kubernetes, self.clock.wall_ms()
+        if not kubernetes.watched:
+            return "this accountant reads no pods from an API server: set kubernetes.inventory"
+        others = {*(clusters or self.ledger.status().clusters)} - {kubernetes.watched}
+        if others:
+            names = ", ".join(sorted(others)[:3]) + (", …" if len(others) > 3 else "")
+            return f"pods of {names} are read from no API server, only those of {kubernetes.watched}: ask with its name"
+        heard = self.pods_heard_ms()
+        if heard is None:
+            return f"the API server of {kubernetes.watched} has not answered yet: run gputally doctor"
+        if is_old(heard, now):
+            return f"the API server of {kubernetes.watched} has not answered since {utc(heard)}: run gputally doctor"
+        return ""
 
     @cached_property
     def backups(self) -> KeptBackups:

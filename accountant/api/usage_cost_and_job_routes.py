@@ -245,12 +245,13 @@ wait_router = APIRouter(tags=["usage"])
 
 
 class WaitSpread(Model):
-    """Statistics of waiting times, in seconds. pods: number of pods whose wait is known."""
+    """Statistics of waiting times, in seconds. pods: number of pods whose wait is known; without any, the rest is
+    null."""
 
     pods: int
-    median: float
-    p95: float
-    longest: float
+    median: float | None
+    p95: float | None
+    longest: float | None
 
 
 class WaitLine(Model):
@@ -258,13 +259,15 @@ class WaitLine(Model):
 
     queued: from creation until scheduling.
     starting: from scheduling until the start of the first container.
-    waiting: number of pods that are not scheduled yet; their wait so far is part of `queued`."""
+    waiting: number of pods that are not scheduled yet; their wait so far is part of `queued`. None: unknown.
+    note: why `waiting` is unknown or only a lower bound; "" if it is known."""
 
     key: str
     pods: int
-    waiting: int
+    waiting: int | None
     queued: WaitSpread
     starting: WaitSpread
+    note: str = ""
 
 
 class WaitParams(SpanParams):
@@ -281,27 +284,31 @@ def waits(params: Annotated[WaitParams, Query()], deps: AppDeps, principal: Read
     now = deps.clock.wall_ms()
     span = params.span(now, deps.settings.timezone, deps.settings.limits)
     check_cost(deps.ledger, deps.settings.limits, span, clusters=() if params.cluster is None else (params.cluster,))
-    groups: dict[str, list[PodWait]] = defaultdict(list)
+    groups: dict[str, list[tuple[str, PodWait]]] = defaultdict(list)
     end_ms = min(now, span.end_ms)
     with deps.ledger.moment() as moment:
         pods = list(moment.pods(span.start_ms, span.end_ms))
     for pod, wait in waits_within(pods, span.start_ms, end_ms):
         if (principal.teams is None or pod.team in principal.teams) and params.cluster in (None, pod.cluster):
             key = {"team": pod.team, "queue": pod.queue, "namespace": pod.facts.namespace}[params.by]
-            groups[key].append(wait)
+            groups[key].append((pod.cluster, wait))
     return [
         WaitLine(
             key=key,
             pods=len(group),
-            waiting=sum(wait.waiting for wait in group),
-            queued=_wait_spread(wait_statistics(wait.queued_ms for wait in group)),
-            starting=_wait_spread(wait_statistics(wait.starting_ms for wait in group)),
+            waiting=sum(wait.waiting for _, wait in group) or (None if note else 0),
+            queued=_wait_spread(wait_statistics(wait.queued_ms for _, wait in group)),
+            starting=_wait_spread(wait_statistics(wait.starting_ms for _, wait in group)),
+            note=note,
         )
         for key, group in sorted(groups.items())
+        for note in [deps.waiting_unknown({cluster for cluster, _ in group})]
     ]
 
 
 def _wait_spread(statistics: WaitStatistics) -> WaitSpread:
+    if not statistics.pods:
+        return WaitSpread(pods=0, median=None, p95=None, longest=None)
     return WaitSpread(
         pods=statistics.pods,
         median=statistics.median_ms / 1000,
@@ -415,6 +422,9 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
     question = ["jobs", params.start, params.end, zone, params.state, choice, sorted(where.items()), params.compare]
     page = open_page(question, span, now, params.page, limits)
     note = params.note(page.start_ms, page.at_ms, zone, newest, deps.silence_note()) or age_note(newest, page.at_ms)
+    unknown = deps.waiting_unknown(params.where_cluster) if params.state == "waiting" else ""
+    if unknown:
+        note = f"{note}. " * bool(note) + f"Which jobs wait is known only as far as nodes say: {unknown}"
 
     lines = deps.page_lines(params.limit)
 
@@ -449,7 +459,7 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
                 currency=book.currency if book else None,
                 price_book_version=book.version if book else "",
                 jobs=(),
-                count=len(chosen),
+                count=len(chosen) or (None if unknown else 0),
                 total_gpu_us=sum(one.allocated_us for one in chosen),
                 total_cost=exact_sum(known) if len(known) == len(chosen) and metered else None,
                 before=None

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -16,6 +18,7 @@ from pydantic import Field, TypeAdapter
 
 from accountant.api.bookkeeping_models import ChangesAnswer
 from accountant.assistant.protocol import AssistantTool
+from accountant.billing.statements import SCHEMA, canonical, from_canonical
 from accountant.core.periods import Month, utc, zone
 from accountant.wire.option_types import JobKind, JobState
 from accountant.wire.policy_models import Decision
@@ -43,6 +46,7 @@ MOST_ROWS: Final = 100
 _LONGEST = 300
 """Characters of a text in an answer."""
 _DEEPEST = 6
+_OF_STATEMENT = ("status", "cost", "due", "due_total", "not_billed", "price_book_version")
 _FORBIDDEN = 403
 
 By = Annotated[
@@ -179,11 +183,11 @@ def explain_statement(
     limit: Limit = 20,
 ) -> dict[str, Any]:
     """Why a month's statement says what it says: each line is GPU-hours times the price of a row of the price book, and
-    the five jobs that cost most. `due` is what each team owes, with corrections, credits and rounding."""
+    the five jobs that cost most. `due` is what each team owes, with corrections, credits and rounding; `not_billed` is
+    the amount of what no team is billed for."""
     month_of = Month.parse(month)
-    statement = TypeAdapter(dict[str, Any]).validate_json(
-        accountant.get("/v1/statement", {"month": month, "team": team})
-    )
+    stated = from_canonical(accountant.get("/v1/statement", {"month": month, "team": team}))
+    statement: dict[str, Any] = json.loads(canonical(replace(stated, schema=SCHEMA)))
     lines = [
         line
         for line in statement["lines"]
@@ -200,7 +204,7 @@ def explain_statement(
         accountant, f"GPU-hours × {statement['currency'] or 'no price book'} per GPU-hour", start_ms, end_ms,
         statement["coverage"], shown, f"/v1/statement?{_of({'month': month, 'team': team})}",
         lines=len(lines), next_offset=following, next_page=None,
-        **{name: statement[name] for name in ("status", "cost", "due", "due_total", "price_book_version")},
+        **{name: statement[name] for name in _OF_STATEMENT},
         dearest_jobs=[_job(accountant, job) for job in dearest.jobs],
     )  # fmt: skip
 

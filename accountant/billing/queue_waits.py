@@ -166,20 +166,22 @@ def waits_within(pods: Iterable[QueuedPod], start_ms: int, end_ms: int) -> Itera
 
 
 def queue_waits(
-    pods: Iterable[QueuedPod], start_ms: int, end_ms: int, team: str | None, *, watched: bool
+    pods: Iterable[QueuedPod], start_ms: int, end_ms: int, team: str | None, *, watched: str
 ) -> tuple[WaitRow, ...]:
-    """One row per queue, the one with the longest 95th percentile first. watched: whether pods are read that are on no
-    node (`kubernetes.inventory`); agents report only those that are on theirs."""
+    """One row per queue, the one with the longest 95th percentile first. watched: the cluster of which pods are read
+    that are on no node (`kubernetes.inventory`), "" for none; agents report only those that are on theirs."""
     groups: dict[tuple[str, str], list[PodWait]] = defaultdict(list)
+    clusters: dict[tuple[str, str], set[str]] = defaultdict(set)
     for pod, wait in waits_within(pods, start_ms, end_ms):
         if team in (None, pod.team):
             groups[pod.queue, pod.team].append(wait)
+            clusters[pod.queue, pod.team].add(pod.cluster)
     rows = [
         WaitRow(
             queue,
             owner,
             len(group),
-            sum(one.waiting for one in group) or (0 if watched else None),
+            sum(one.waiting for one in group) or (0 if watched and clusters[queue, owner] == {watched} else None),
             wait_statistics(one.queued_ms for one in group),
             wait_statistics(one.starting_ms for one in group),
         )

@@ -5,7 +5,8 @@ Invariants:
 - Hours have nine decimals and add up. A line's cost is exactly its unit price times its hours. Only payable amounts are
   rounded, to the currency's minor unit, so that the teams' amounts add up to the total.
 - The amount due is the payable amount, plus unused commitments, corrections of closed months, and credits and charges
-  booked in this one.
+  booked in this one. Only what somebody is billed for is due: the price of time that nothing holds, and of commitments
+  without an owner, is `not_billed`.
 - Equal records, price book and policies give equal bytes, for any order of arrival. The bytes of a closed month are
   stored and contain the hash of the previous closed month."""
 
@@ -22,10 +23,11 @@ from pydantic import TypeAdapter
 from accountant.billing.charge import DETAILS, LINE_ACCOUNTS, Account, Charge, Detail, coverage, quantify
 from accountant.core.periods import Month, zone
 from accountant.prices.price_book import PriceBook
-from accountant.wire.policy_models import PolicyVersion
+from accountant.wire.policy_models import IDLE, PolicyVersion
 from gputally.base.money import Money, exact_sum, payable, plain
 
-SCHEMA = 1
+SCHEMA = 2
+"""Of the canonical bytes. In those of schema 1, `due` and `due_total` include what is not billed, as the team IDLE."""
 Status = Literal["open", "closed"]
 LineKey: TypeAlias = tuple[str, Account, Detail, str, str, str]
 """Identifies a line of a statement: team, account, detail, GPU model, capacity type, id of the price row or ""."""
@@ -122,7 +124,10 @@ class Statement:
     payable: per team, rounded to the currency's minor unit (12.34, not 1234). It adds up to payable_total (None without
         a price book).
     commitments: lines of GPU time that was paid for in advance and not used. Of all totals only `due` includes them.
-    due: payable plus these commitments (rounded likewise), corrections and adjustments. It adds up to due_total.
+    due: payable plus these commitments (rounded likewise), corrections and adjustments, of everybody who is billed. It
+        adds up to due_total.
+    not_billed: the same of what nobody is billed for (IDLE); None if there is none, or no price book.
+    schema: that of the canonical bytes; a closed month keeps the one that it was closed with.
     previous_hash: hash of the previous closed month."""
 
     start_ms: int
@@ -143,11 +148,19 @@ class Statement:
     payable_total: Decimal | None
     due: dict[str, Decimal]
     due_total: Decimal | None
+    not_billed: Decimal | None = None
     corrections: tuple[Correction, ...] = ()
     adjustments: tuple[Adjustment, ...] = ()
     commitments: tuple[StatementLine, ...] = ()
     previous_hash: str | None = None
     closing: Closing | None = None
+    schema: int = SCHEMA
+
+    @property
+    def charged(self) -> dict[str, Decimal]:
+        """`due`, and as the team IDLE what is not billed: the sums of all charges."""
+        beside = {} if self.not_billed is None else {IDLE: self.not_billed}
+        return dict(sorted({**self.due, **beside}.items()))
 
     @property
     def every_line(self) -> tuple[StatementLine, ...]:
@@ -275,6 +288,7 @@ class _Totals(TypedDict):
     payable_total: Decimal | None
     due: dict[str, Decimal]
     due_total: Decimal | None
+    not_billed: Decimal | None
 
 
 def _totals(
@@ -292,6 +306,7 @@ def _totals(
         *((adjustment.team, adjustment.amount) for adjustment in adjustments),
     ):
         owed[team] = exact_sum([owed.get(team, Decimal(0)), amount])
+    not_billed = owed.pop(IDLE, None)
     return _Totals(
         gpu_us=sum(line.gpu_us for line in lines),
         gpu_hours=exact_sum(line.gpu_hours for line in lines),
@@ -301,6 +316,7 @@ def _totals(
         payable_total=exact_sum(amounts.values()) if currency is not None else None,
         due=dict(sorted(owed.items())),
         due_total=exact_sum(owed.values()) if currency is not None else None,
+        not_billed=not_billed,
     )
 
 
@@ -320,9 +336,13 @@ def _by_owner(commitments: Iterable[StatementLine], currency: str | None) -> dic
 def canonical(statement: Statement) -> bytes:
     """The statement as JSON with sorted keys, no spaces, and decimals as plain text: one line of UTF-8. A statement
     without commitments has no `commitments`."""
-    content = {"schema": SCHEMA, **asdict(statement)}
+    content = asdict(statement)
     if not statement.commitments:
         del content["commitments"]
+    if statement.schema == 1:
+        del content["not_billed"]
+        content["due"] = statement.charged
+        content["due_total"] = None if statement.due_total is None else exact_sum(statement.charged.values())
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=as_text).encode()
 
 
@@ -332,6 +352,11 @@ _STATEMENT = TypeAdapter(Statement)
 def from_canonical(content: bytes) -> Statement:
     """The statement with these `canonical` bytes. Raises ValueError for any other bytes."""
     found = _STATEMENT.validate_json(content)
+    if found.schema == 1:
+        due = dict(found.due)
+        not_billed = due.pop(IDLE, None)
+        total = None if found.due_total is None else exact_sum(due.values())
+        found = replace(found, due=due, not_billed=not_billed, due_total=total)
     if canonical(found) != content:
         raise ValueError("the bytes are not the canonical form of a statement")
     return found

@@ -136,8 +136,8 @@ def of_prices(keeper: MonthKeeper, month: Month, then: PriceBook, now: BookVersi
 
 
 def charged(stated: Statement) -> dict[str, Decimal]:
-    """What a statement charges each team, without corrections, credits and charges."""
-    amounts = dict(stated.due)
+    """What a statement charges each team, and IDLE what is not billed, without corrections, credits and charges."""
+    amounts = stated.charged
     booked = [(one.line.team, one.amount) for one in stated.corrections]
     for team, amount in (*booked, *((one.team, one.amount) for one in stated.adjustments)):
         amounts[team] = exact_sum([amounts.get(team, Decimal(0)), -amount])

@@ -384,13 +384,16 @@ def month_table(summary: FleetMonth) -> Table:
             money(
                 exact_sum(entry.due for entry in rows if entry.currency == currency and entry.due is not None), currency
             )
-            for currency in sorted({entry.currency for entry in rows if entry.currency})
+            for currency in sorted({entry.currency for entry in rows if entry.currency and entry.due is not None})
         )
         held_us = sum(entry.gpu_us for entry in rows)
         month_rows.add_row(NAMES.get(team, team), f"{len(rows)} ledgers", hours(held_us), *[""] * 4, due, "")
     totals = ", ".join(money(due, currency) for currency, due in summary.totals.items())
     converted = f"; together {money(summary.converted, summary.converted_to)}" if summary.converted is not None else ""
-    month_rows.caption = f"due: {totals or NOTHING}{converted}"
+    beside = ", ".join(money(amount, currency) for currency, amount in summary.not_billed.items())
+    month_rows.caption = (
+        f"due: {totals or NOTHING}{converted}{f'; not held, billed to no team: {beside}' if beside else ''}"
+    )
     return month_rows
 
 

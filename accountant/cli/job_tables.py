@@ -107,7 +107,7 @@ def jobs_table(answer: JobsAnswer, zone: ZoneInfo, shown: Sequence[JobOrder] = (
     usual ones without any."""
     currency = answer.currency or ""
     several = len({job.cluster for job in answer.jobs}) > 1
-    more = answer.count - len(answer.jobs)
+    more = (answer.count or 0) - len(answer.jobs)
     priced = priced_by(answer.price_book_version, unpriced=any(job.unpriced_gpu_us for job in answer.jobs))
     chosen: dict[str, TableColumn] = {name: COLUMNS[name] for name in shown or _USUAL}
     headings = {name: column.heading.format(currency=currency).lstrip("/") for name, column in chosen.items()}
@@ -137,7 +137,10 @@ def jobs_table(answer: JobsAnswer, zone: ZoneInfo, shown: Sequence[JobOrder] = (
             )
             for job in answer.jobs
         ),
-        total=(f"{answer.count:,} jobs", *(totals.get(name, "") for name in chosen)),
+        total=(
+            NOTHING if answer.count is None else f"{answer.count:,} jobs",
+            *(totals.get(name, "") for name in chosen),
+        ),
         caption=noted_caption(
             "\n".join(filter(None, (f"{more:,} more: --limit, --search, --sort" if more else "", answer.note))),
             f"{priced}; GPUs and their price an hour: over the last minutes on record{compared_with(before, zone)}",

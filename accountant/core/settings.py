@@ -222,6 +222,11 @@ class Kubernetes(Model):
     user_labels: Annotated[tuple[str, ...], BeforeValidator(_parse_list)] = ()
     """Further pod labels or annotations that name the user, in order of precedence, after gputally.dev/user."""
 
+    @property
+    def watched(self) -> str:
+        """The cluster whose pods are read from an API server, also those that are on no node; "" for none."""
+        return self.cluster if self.inventory else ""
+
 
 def _parse_mapping(value: object) -> object:
     """Parses the text `name=value,…` of an environment variable; returns any other value unchanged."""

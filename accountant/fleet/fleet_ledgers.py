@@ -142,7 +142,8 @@ class LedgerMonth(Model):
     """A month of one ledger.
 
     accounts_gpu_us: the whole capacity of the ledger.
-    payable, due: None without a price book.
+    payable, due: None without a price book. Due is what teams are billed for.
+    not_billed: the amount of what no team is billed for; None if there is none, or no price book.
     until_ms: the end of the month's published figures."""
 
     ledger: str
@@ -154,11 +155,12 @@ class LedgerMonth(Model):
     gpu_hours: Exact
     payable: Exact | None
     due: Exact | None
+    not_billed: Exact | None = None
     unpriced_gpu_us: int
 
 
 class TeamMonth(Model):
-    """The amount that one team owes in one ledger."""
+    """The amount that one team owes in one ledger. due: None without a price book, and for what no team is billed."""
 
     team: str
     ledger: str
@@ -171,6 +173,7 @@ class FleetMonth(Model):
     """A month of several ledgers.
 
     totals: by currency, the sum of the amounts due.
+    not_billed: by currency, the sum of what no team is billed for.
     converted: the sum of all amounts due, in the currency `converted_to`; None if the operator gave no rates.
     left_out: by ledger, why it could not be read; no figure contains it."""
 
@@ -178,6 +181,7 @@ class FleetMonth(Model):
     ledgers: tuple[LedgerMonth, ...]
     teams: tuple[TeamMonth, ...]
     totals: dict[str, Exact]
+    not_billed: dict[str, Exact] = Field(default_factory=dict)
     converted_to: str | None = None
     converted: Exact | None = None
     left_out: dict[str, str] = Field(default={})
@@ -346,10 +350,13 @@ class Fleet:
         stated = {name: own for name, (own, _) in found.items()}
         teams: list[TeamMonth] = []
         totals: dict[str, Decimal] = {}
+        not_billed: dict[str, Decimal] = {}
         for name, own in stated.items():
             teams += _team_months(name, own)
             if own.currency is not None and own.due_total is not None:
                 totals[own.currency] = exact_sum([totals.get(own.currency, Decimal(0)), own.due_total])
+            if own.currency is not None and own.not_billed:
+                not_billed[own.currency] = exact_sum([not_billed.get(own.currency, Decimal(0)), own.not_billed])
         rates = self.rates
         whole = None if rates is None else exact_sum(rates.converted(due, currency) for currency, due in totals.items())
         summary = FleetMonth(
@@ -357,6 +364,7 @@ class Fleet:
             ledgers=tuple(of_ledger for _, of_ledger in found.values()),
             teams=tuple(sorted(teams, key=lambda row: (row.team, row.ledger))),
             totals=dict(sorted(totals.items())),
+            not_billed=dict(sorted(not_billed.items())),
             converted_to=rates.to if rates else None,
             converted=whole,
             left_out=left_out,
@@ -479,12 +487,13 @@ def _ledger_month(member: Member, month: Month, stated: Statement) -> LedgerMont
         gpu_hours=stated.gpu_hours,
         payable=stated.payable_total,
         due=stated.due_total,
+        not_billed=stated.not_billed,
         unpriced_gpu_us=stated.unpriced_gpu_us,
     )
 
 
 def _team_months(ledger: str, stated: Statement) -> Iterable[TeamMonth]:
-    time: Counter[str] = Counter(dict.fromkeys(stated.due, 0))
+    time: Counter[str] = Counter(dict.fromkeys(stated.charged, 0))
     for line in stated.lines:
         time[line.team] += line.gpu_us
     for team, gpu_us in time.items():

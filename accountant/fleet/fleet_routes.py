@@ -695,8 +695,8 @@ def _teams(rows: Sequence[TeamMonth]) -> list[_TeamRow]:
 
 
 def _owed(rows: Sequence[TeamMonth]) -> list[tuple[str, Any]]:
-    """The amounts due, added up per currency, as (currency, amount)."""
-    currencies = sorted({one.currency for one in rows if one.currency})
+    """The known amounts due, added up per currency, as (currency, amount)."""
+    currencies = sorted({one.currency for one in rows if one.currency and one.due is not None})
     return [
         (currency, exact_sum(one.due for one in rows if one.currency == currency and one.due is not None))
         for currency in currencies

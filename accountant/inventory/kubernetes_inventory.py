@@ -158,6 +158,11 @@ class ClusterInventory:
         )
 
     @property
+    def pods_heard_ms(self) -> int | None:
+        """Time of the API server's last answer about pods; None if there was none."""
+        return self._pods.heard_ms
+
+    @property
     def _every(self) -> tuple[Reflector[Any, Any], ...]:
         return (self._spaces, self._nodes, self._pods, *self._queuing.reflectors)
 

@@ -862,8 +862,8 @@ def compare_charges(engine: Engine, name: str, stated: Sequence[Statement]) -> l
         of_month = in_lake.get(str(one.month))
         if of_month is None or one.currency is None:
             continue
-        for team in sorted({*of_month, *one.due}):
-            owed, charged = one.due.get(team, Decimal(0)), of_month.get(team, Decimal(0))
+        for team in sorted({*of_month, *one.charged}):
+            owed, charged = one.charged.get(team, Decimal(0)), of_month.get(team, Decimal(0))
             if owed != charged:
                 differences.append(f"{one.month} {team}: {charged:f} is due in the lake and {owed:f} in the ledger")
     return differences

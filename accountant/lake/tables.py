@@ -288,7 +288,9 @@ STATEMENTS: Final = LakeTable(
         Column("gpu_us", "long", "capacity, GPU-µs"),
         Column("cost", "decimal", "exact sum of the priced lines"),
         Column("payable", "decimal", "cost, rounded to the currency's minor unit"),
-        Column("due", "decimal", "payable with commitments, corrections, credits and charges"),
+        Column(
+            "due", "decimal", "payable with commitments, corrections, credits and charges, of teams that are billed"
+        ),
         Column("unpriced_gpu_us", "long", "billed time without a price, GPU-µs"),
         Column("hash", "string", "SHA-256 of `canonical`"),
         Column("canonical", "string", "the statement's canonical JSON"),

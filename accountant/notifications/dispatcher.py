@@ -83,7 +83,7 @@ class Dispatcher:
         self._ledger = ledger
         self._books = books
         self._issuer = settings.issuer
-        self._watched = settings.kubernetes.inventory
+        self._watched = settings.kubernetes.watched
         self._timezone = settings.timezone
         self._tz = settings.zone
         self._grace_ms = settings.grace_days * MS_PER_DAY

@@ -15,7 +15,7 @@ from accountant.notifications.triggers import AnomalyDue, BudgetDue, DueMessage,
 from accountant.reports import figure_formatting
 from accountant.reports.report_breakdowns import TimeAndCost
 from accountant.reports.report_builder import Report
-from accountant.wire.policy_models import IDLE, UNASSIGNED
+from accountant.wire.policy_models import UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import BudgetState
 from gputally.base.money import exact_sum
 
@@ -52,8 +52,7 @@ def _report(due: ReportDue, at_ms: int, report: Report, link: str | None, *, fil
         f"Cost, {currency}" if currency else "Cost": cost,
     }
     facts = [(label, figure if recorded else figure_formatting.NOTHING) for label, figure in figures.items()]
-    amounts = [amount for team, amount in report.due.items() if due.team is not None or team != IDLE]
-    owed = exact_sum(amounts)
+    owed = exact_sum(report.due.values())
     if currency and owed != head.cost:
         facts.append((f"Due with corrections and credits, {currency}", figure_formatting.money(owed, currency)))
     if report.statement.gpu_us and report.statement.coverage < MIN_COVERAGE:

@@ -59,7 +59,7 @@ from accountant.reports.report_breakdowns import (
 from accountant.reports.savings_hints import BY_NAME as _BY_NAME
 from accountant.reports.savings_hints import Hint, Peak, SpotRow, peaks_of, savings_hints
 from accountant.reports.statement_line_charges import Details
-from accountant.wire.policy_models import PolicyVersion
+from accountant.wire.policy_models import IDLE, PolicyVersion
 from accountant.wire.usage_cost_and_job_models import BudgetState, Dimension
 from gputally.base.money import exact_sum
 
@@ -167,7 +167,7 @@ def read_data(
     book_before: PriceBook | None = None,
     *,
     booked: MonthBooks = NO_BOOKS,
-    watched: bool = False,
+    watched: str = "",
 ) -> Readings:
     """Reads the data for reports.
 
@@ -353,8 +353,18 @@ class Report:
 
     @property
     def due(self) -> dict[str, Decimal]:
-        """Payable plus unused commitments, corrections and adjustments, by team within the scope."""
-        return {team: amount for team, amount in self.statement.due.items() if self.team in (None, team)}
+        """Payable plus unused commitments, corrections and adjustments, by billed team within the scope."""
+        return {team: amount for team, amount in self.charged.items() if team != IDLE}
+
+    @property
+    def not_billed(self) -> Decimal | None:
+        """The same of what no team is billed for; None if the scope has nothing of it, or `due_total` is not known."""
+        return None if self.due_total is None else self.charged.get(IDLE)
+
+    @property
+    def charged(self) -> dict[str, Decimal]:
+        """The sums of all charges within the scope; as the team IDLE what is not billed."""
+        return {team: amount for team, amount in self.statement.charged.items() if self.team in (None, team)}
 
     @property
     def booked_beside(self) -> bool:
@@ -384,7 +394,7 @@ def build(
     booked: MonthBooks = NO_BOOKS,
     book_before: PriceBook | None = None,
     issuer: InvoiceIssuer | None = None,
-    watched: bool = False,
+    watched: str = "",
 ) -> Report:
     """The report of [start_ms, end_ms).
 
@@ -471,7 +481,7 @@ def report(
     month: Month | None = None,
     team: str | None = None,
     issuer: InvoiceIssuer | None = None,
-    watched: bool = False,
+    watched: str = "",
 ) -> Report:
     """Reads and builds the report of a span.
 
@@ -495,7 +505,7 @@ def readings(
     timezone: str,
     month: Month,
     *,
-    watched: bool = False,
+    watched: str = "",
 ) -> Readings:
     """Reads the data for the reports of the cluster and of every team. month, watched: as in `report`."""
     with ledger.moment(span_before(start_ms, end_ms, zone(timezone))[0], end_ms) as moment:
@@ -511,7 +521,7 @@ def _read(
     month: Month | None,
     scopes: Collection[str | None] | None,
     *,
-    watched: bool,
+    watched: str,
 ) -> Readings:
     """Reads the data for reports, with the bookkeeping and the prices of the moment."""
     known, booked = books.books(moment), MonthBooks.of(moment, books, month, start_ms, end_ms)

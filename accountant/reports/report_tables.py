@@ -4,8 +4,8 @@ Figures are as exact as in the report: GPU-hours with nine decimals, money as in
 are fractions, not percentages. None is unknown or unpriced, never 0.
 
 `records` yields one record per statement line, per team's payable amount, per unused commitment, per correction of an
-earlier month, per credit or charge, and per team's amount due; the field `record` distinguishes them, so that a total
-is not added to its parts. Costs of lines are exact: unit price × hours."""
+earlier month, per credit or charge, per team's amount due, and one of what no team is billed for; the field `record`
+distinguishes them, so that a total is not added to its parts. Costs of lines are exact: unit price × hours."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from accountant.reports import figure_formatting
 from accountant.reports.report_breakdowns import JobRow, TimeAndCost
 from accountant.reports.report_builder import Report
 from accountant.reports.savings_hints import SpotRow
+from accountant.wire.policy_models import IDLE
 from gputally.base.money import HOUR_PLACES, exact_sum, gpu_hours
 from gputally.base.units import MS_PER_SECOND
 
-RecordKind = Literal["line", "payable", "commitment", "correction", "adjustment", "due"]
+RecordKind = Literal["line", "payable", "commitment", "correction", "adjustment", "due", "not_billed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,8 @@ def records(report: Report) -> Iterator[ReportRecord]:
     if report.booked_beside:
         for team, amount in report.due.items():
             yield ReportRecord("due", team, cost=amount)
+        if report.not_billed is not None:
+            yield ReportRecord("not_billed", IDLE, cost=report.not_billed)
 
 
 def _of_line(
@@ -269,15 +272,15 @@ def _summary(report: Report) -> ReportTable:
         "summary",
         "Summary",
         "scope:text start:instant end:instant timezone:text period:text currency:text cost:money "
-        "unallocated_cost:money due:money booked_since:money cost_before:money capacity_gpu_hours:hours "
-        f"{_USE.partition(' idle_cost')[0]} jobs:count coverage:ratio price_book_version:text policy_versions:text "
+        "unallocated_cost:money due:money not_billed:money booked_since:money cost_before:money "
+        f"capacity_gpu_hours:hours {_USE.partition(' idle_cost')[0]} jobs:count coverage:ratio price_book_version:text policy_versions:text "
         "statement_sha256:text",
         (
             (
                 report.team or "cluster", report.start_ms, report.end_ms, report.tz.key, report.period,
                 report.currency, _known(head.cost, head.unpriced_us) if priced else None,
                 _known(head.unallocated_cost, head.unallocated_unpriced_us) if priced else None,
-                report.due_total,
+                report.due_total, report.not_billed,
                 exact_sum(total for _, total in report.restated.values()),
                 _known(report.before.cost, report.before.unpriced_us) if report.before and report.currency else None,
                 head.figures.accounts.total if stated.gpu_us else None, *use,

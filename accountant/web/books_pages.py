@@ -33,7 +33,6 @@ from accountant.reports import figure_formatting
 from accountant.web import month_and_decision_pages, page_queries
 from accountant.web.page_rows import Page, paged
 from accountant.web.statement_detail_pages import WHAT
-from accountant.wire.policy_models import IDLE
 from gputally.base import called_off
 from gputally.base.money import exact_sum, plain
 from gputally.base.untrusted_text import for_cell
@@ -91,13 +90,13 @@ def due_of(deps: Deps, month: Month) -> MonthsDue:
         due = [
             (team, amount)
             for team, amount in stated.due.items()
-            if team != IDLE and (amount or (stated.metered and not unpriced.get(team)))
+            if amount or (stated.metered and not unpriced.get(team))
         ]
         due.sort(key=lambda each: (-each[1], each[0]))
         together = exact_sum(amount for _, amount in due)
         total = together if due or (stated.metered and not unpriced) else None
         return MonthsDue(
-            stated.currency, tuple(due), total, dict(unpriced), stated.metered, stated.due.get(IDLE) or None,
+            stated.currency, tuple(due), total, dict(unpriced), stated.metered, stated.not_billed or None,
             figure_formatting.records_begin(
                 *month.span(deps.settings.zone), deps.ledger.status().extent[0], deps.settings.zone
             ),

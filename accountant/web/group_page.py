@@ -161,9 +161,7 @@ def _group(deps: Deps, params: GroupParams, month: Month, principal: Principal) 
             return figures(
                 moment,
                 deps.book(),
-                GroupQuestion(
-                    params.by, params.value, month, end, allowed, timezone, deps.settings.kubernetes.inventory
-                ),
+                GroupQuestion(params.by, params.value, month, end, allowed, timezone, deps.settings.kubernetes.watched),
                 at,
             )
 
@@ -183,7 +181,7 @@ class GroupQuestion:
     end_ms: int
     teams: Collection[str] | None
     timezone: str
-    watched: bool
+    watched: str
 
     @property
     def span(self) -> Span:

@@ -56,17 +56,16 @@ _RECORDS = 200
 class KnownDemand:
     """The known demand for GPUs.
 
-    watched: the cluster whose pods the accountant watches through an API server, "" for none. Only for this cluster is
-        `waiting` complete.
+    unknown: why nobody knows which pods wait; "" if `waiting` is complete.
     asks: the GPUs that each leaf queue requests, from the fairshare controller's newest decisions."""
 
-    watched: str
+    unknown: str
     waiting: tuple[page_rows.Waiting, ...]
     asks: tuple[decision_text.QueueStanding, ...]
 
     @property
     def known(self) -> bool:
-        return bool(self.watched or self.waiting or self.asks)
+        return bool(not self.unknown or self.waiting or self.asks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +85,13 @@ def records(ledger: Ledger, at_ms: int) -> list[Decision]:
 
 def demand(deps: Deps, waiting: tuple[page_rows.Waiting, ...], at_ms: int) -> KnownDemand:
     """The demand for GPUs: waiting pods, and the requests of queues in the controller's records."""
-    kubernetes = deps.settings.kubernetes
     policies = deps.ledger.status().policies(at_ms, at_ms + 1)
     queues = policies[-1].policy.queues if policies else ()
     parents = {queue.parent for queue in queues}
     leaves = [queue.name for queue in queues if queue.name not in parents]
     shares = decision_text.shares(records(deps.ledger, at_ms), leaves) if leaves else []
     asks = tuple(share for share in shares if share.asks is not None and share.holds is not None)
-    return KnownDemand(kubernetes.cluster if kubernetes.inventory else "", waiting, asks)
+    return KnownDemand(deps.waiting_unknown(), waiting, asks)
 
 
 def current_demand(deps: Deps) -> CachedAnswer[CurrentDemand]:
@@ -319,7 +317,7 @@ def readings_of(deps: Deps, month: Month) -> CachedAnswer[MonthReadings]:
                 min(whole_end, at),
                 timezone,
                 month,
-                watched=deps.settings.kubernetes.inventory,
+                watched=deps.settings.kubernetes.watched,
             ),
         )
 

@@ -325,7 +325,7 @@ class JobsBefore(SpanBefore):
 class JobsAnswer(Model):
     """One page of the jobs of a span.
 
-    count: number of jobs, over all pages.
+    count: number of jobs, over all pages; None if none is known and nobody reads which jobs wait (`note` says why).
     total_cost: exact sum of the jobs' costs, over all pages; None if any is unknown.
     before: the span before, if the list is compared with it; it then has the jobs of both spans."""
 
@@ -334,7 +334,7 @@ class JobsAnswer(Model):
     currency: str | None
     price_book_version: str
     jobs: tuple[Job, ...]
-    count: int
+    count: int | None
     total_gpu_us: int
     total_cost: Exact | None
     before: JobsBefore | None = Field(default=None, exclude_if=is_empty)

@@ -319,7 +319,9 @@ class AccountantApi:
         query = {"start": str(start_ms), "end": str(end_ms), "by": "queue"}
         lines = self._read("/v1/waits", _WAITS, {**query, **self._cluster_query()})
         try:
-            return {str(line["key"]): float(line["queued"]["median"]) for line in lines}
+            return {
+                str(line["key"]): float(median) for line in lines if (median := line["queued"]["median"]) is not None
+            }
         except (KeyError, TypeError, ValueError) as error:
             raise self._invalid("/v1/waits") from error
 

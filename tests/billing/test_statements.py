@@ -27,7 +27,7 @@ from accountant.billing.statement_breakdown import (
     nano_hours,
     total,
 )
-from accountant.billing.statements import build, canonical, payable_lines
+from accountant.billing.statements import SCHEMA, build, canonical, for_teams, from_canonical, payable_lines
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.periods import zone
 from accountant.prices.price_book import Billing, IdlePolicy
@@ -107,6 +107,31 @@ def test_bytes_are_golden(october):
         "account": "busy", "capacity_type": "on-demand", "cost": None, "detail": "", "gpu_hours": "24.000000000",
         "gpu_model": "Tesla T4", "gpu_us": 86400000000, "price_row": None, "team": "=HYPERLINK(1)", "unit_price": None,
     }  # fmt: skip
+
+
+def test_what_is_due_is_what_somebody_is_billed_for_and_the_rest_stands_beside_it(october):
+    found = of_october(october)
+    assert IDLE in found.payable
+    assert IDLE not in found.due
+    assert found.due_total == sum(found.due.values()) == found.payable_total - found.payable[IDLE]
+    assert found.not_billed == found.payable[IDLE] > 0
+    told = json.loads(canonical(found))
+    assert (told["due_total"], told["not_billed"]) == (str(found.due_total), str(found.not_billed))
+    (team, *_) = found.due
+    assert for_teams(found, (team,)).due_total == found.due[team]
+    assert for_teams(found, (team,)).not_billed is None
+
+
+def test_a_month_that_was_closed_with_the_first_schema_keeps_its_bytes_and_reads_as_every_other(october):
+    kept = (Path(__file__).parent / "golden" / "statement-2026-10.schema-1.json").read_bytes()
+    found = from_canonical(kept)
+    assert canonical(found) == kept
+    assert IDLE in json.loads(kept)["due"]
+    assert replace(found, schema=SCHEMA) == of_october(october)
+    team = json.loads(canonical(for_teams(found, ("vision",))))
+    assert (team["schema"], team["due"], team["due_total"]) == (1, {"vision": "1003.78"}, "1003.78")
+    nobody = json.loads(canonical(for_teams(found, (IDLE,))))
+    assert (nobody["due"], nobody["due_total"]) == ({IDLE: "646.94"}, "646.94")
 
 
 @settings(max_examples=25)

@@ -107,6 +107,8 @@ def test_a_statement_is_its_lines_and_what_is_due(client: Client) -> None:
     assert int(frame.gpu_us.sum()) == 4 * 3_600_000_000
     assert sum(cost for cost in frame.cost if cost is not None) == frame.attrs["cost"]
     assert sum(frame.attrs["due"].values()) == frame.attrs["due_total"]
+    assert "__idle__" not in frame.attrs["due"]
+    assert frame.attrs["due_total"] + (frame.attrs["not_billed"] or 0) == round(frame.attrs["cost"], 2)
     assert (frame.attrs["status"], frame.attrs["currency"]) == ("open", "USD")
     assert len(frame.attrs["hash"]) == 64
     ours = client.statement("2026-10", team="vision")

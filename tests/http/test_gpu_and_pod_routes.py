@@ -312,12 +312,46 @@ def test_waits_are_shown_of_ones_own_teams(accountant):
     span = {"start": NOW_MS - 3_600_000, "by": "team"}
     (line,) = running.client.get("/v1/waits", params=span, headers=bearer("lead")).json()
     five, two = ({"pods": 1, "median": s, "p95": s, "longest": s} for s in (5.0, 2.0))
-    assert line == {"key": "vision", "pods": 1, "waiting": 0, "queued": five, "starting": two}
+    note = line.pop("note")
+    assert "kubernetes.inventory" in note, "nobody reads pods that are on no node"
+    assert line == {"key": "vision", "pods": 1, "waiting": None, "queued": five, "starting": two}
     everything = running.client.get("/v1/waits", params=span, headers=scoped("read")).json()
-    assert [(one["key"], one["waiting"]) for one in everything] == [("speech", 1), ("vision", 0)]
+    assert [(one["key"], one["waiting"]) for one in everything] == [("speech", 1), ("vision", None)]
     there = {**span, "cluster": "staging"}
     (alone,) = running.client.get("/v1/waits", params=there, headers=scoped("read")).json()
     assert alone == everything[0]
+    assert alone["starting"] == {"pods": 0, "median": None, "p95": None, "longest": None}
+
+
+def test_how_many_pods_wait_is_unknown_where_no_api_server_says_it(accountant):
+    """The API, the list of jobs and its page, of one cluster and of all: zero only where the API server answers."""
+    running = accountant(kubernetes={"inventory": True, "cluster": "prod"})
+    made = NOW_MS - 60_000
+    running.ledger.known += [
+        QueuedPod(cluster, "vision", cluster, pod(cluster, created_ms=made, scheduled_ms=made + 5_000))
+        for cluster in ("prod", "staging")
+    ]
+    heard: list[int | None] = [None]
+    object.__setattr__(running.app.state.deps, "pods_heard_ms", lambda: heard[0])
+
+    def said() -> dict[str, tuple[object, bool]]:
+        span = {"start": NOW_MS - 3_600_000}
+        lines = running.client.get("/v1/waits", params=span).json()
+        return {line["key"]: (line["waiting"], bool(line["note"])) for line in lines}
+
+    assert said() == {"prod": (None, True), "staging": (None, True)}
+    heard[0] = NOW_MS - 1_000
+    assert said() == {"prod": (0, False), "staging": (None, True)}
+    query = {"start": NOW_MS - 3_600_000, "state": "waiting"}
+    of_prod = running.client.get("/v1/jobs", params=query | {"where.cluster": "prod"}).json()
+    of_staging = running.client.get("/v1/jobs", params=query | {"where.cluster": "staging"}).json()
+    assert (of_prod["count"], of_staging["count"]) == (0, None)
+    assert "staging" in of_staging["note"]
+    assert "staging" not in of_prod["note"]
+    page = running.client.get("/jobs", params=query | {"where.cluster": "staging"}, headers={"accept": "text/html"})
+    assert "Which jobs wait is not known: pods of staging" in page.text
+    heard[0] = NOW_MS - 24 * 3_600_000
+    assert said()["prod"] == (None, True), "a silent API server says nothing"
 
 
 def test_waits_of_a_past_span_are_as_known_at_its_end_as_in_reports(accountant):
@@ -331,5 +365,5 @@ def test_waits_of_a_past_span_are_as_known_at_its_end_as_in_reports(accountant):
     span = {"start": made + 10 * minute, "end": made + 30 * minute}
     (line,) = running.client.get("/v1/waits", params=span).json()
     assert (line["pods"], line["waiting"], line["queued"]["longest"]) == (1, 1, 30 * 60.0)
-    (row,) = queue_waits(running.ledger.known, *span.values(), None, watched=False)
+    (row,) = queue_waits(running.ledger.known, *span.values(), None, watched="")
     assert (row.pods, row.waiting, row.queued.longest_ms) == (1, 1, 30 * minute)

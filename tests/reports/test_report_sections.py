@@ -167,7 +167,7 @@ def test_waits_are_as_known_at_the_end_of_the_span() -> None:
         pod("after", "2026-11-01T00:00", "2026-11-01T01:00"),
     ]
     span = at("2026-10-01"), at("2026-11-01")
-    vision, nlp = sorted(queue_waits(pods, *span, None, watched=True), key=lambda row: -row.pods)
+    vision, nlp = sorted(queue_waits(pods, *span, None, watched="prod"), key=lambda row: -row.pods)
     assert (vision.pods, vision.waiting, vision.queued.median_ms, vision.queued.longest_ms) == (
         3,
         1,
@@ -175,16 +175,16 @@ def test_waits_are_as_known_at_the_end_of_the_span() -> None:
         2 * HOUR_MS,
     )
     assert (nlp.pods, nlp.waiting, nlp.queued.longest_ms) == (1, 1, 3 * HOUR_MS)
-    assert [row.queue for row in queue_waits(pods, *span, "nlp", watched=True)] == ["nlp"]
+    assert [row.queue for row in queue_waits(pods, *span, "nlp", watched="prod")] == ["nlp"]
 
 
-@pytest.mark.parametrize("watched", [True, False])
-def test_how_many_pods_still_wait_is_unknown_where_only_nodes_report_them(watched: bool) -> None:
+@pytest.mark.parametrize("watched", ["prod", "", "another"])
+def test_how_many_pods_still_wait_is_unknown_where_only_nodes_report_them(watched: str) -> None:
     """A node reports the pods that are on it: that it reports none that waits says nothing."""
     span = at("2026-10-01"), at("2026-11-01")
     placed = pod("inside", "2026-10-05T00:00", "2026-10-05T01:00")
     (row,) = queue_waits([placed], *span, None, watched=watched)
-    assert (row.pods, row.waiting, row.queued.longest_ms) == (1, 0 if watched else None, HOUR_MS)
+    assert (row.pods, row.waiting, row.queued.longest_ms) == (1, 0 if watched == "prod" else None, HOUR_MS)
     (row,) = queue_waits([placed, pod("over", "2026-10-31T23:00", "2026-11-02T00:00")], *span, None, watched=watched)
     assert row.waiting == 1, "what is known to wait counts"
 
@@ -337,9 +337,10 @@ def test_what_is_due_is_made_of_what_is_shown() -> None:
     assert "commitment not used" in html_page.render_html(with_one)
     amounts = {
         kind: sum(r.cost or 0 for r in records(found) if r.record == kind)
-        for kind in ("payable", "correction", "adjustment", "due")
+        for kind in ("payable", "correction", "adjustment", "due", "not_billed")
     }
-    assert amounts["payable"] + amounts["correction"] + amounts["adjustment"] == amounts["due"]
+    assert amounts["payable"] + amounts["correction"] + amounts["adjustment"] == amounts["due"] + amounts["not_billed"]
+    assert amounts["due"] == found.due_total
 
 
 def test_what_an_epoch_cost_of_jobs_that_report_their_progress() -> None:

@@ -70,13 +70,14 @@ def currency_of(report: Report) -> str:
 
 
 def charges(report: Report) -> list[FocusCharge]:
-    """All charges of the month in the statement's order; per team they add up to the amount due."""
+    """All charges of the month in the statement's order; per team they add up to the amount due, and of IDLE
+    to what is not billed."""
     month, details = month_of(report), details_of(report)
     of_month = [
         *of_lines(month, report.tz, (*report.lines, *report.commitments), details),
         *_unmetered_charges(month, report),
     ]
-    return [*of_month, *rounding(month, report.tz, report.due, of_month)]
+    return [*of_month, *rounding(month, report.tz, report.charged, of_month)]
 
 
 def _unmetered_charges(month: Month, report: Report) -> Iterator[FocusCharge]:
@@ -444,7 +445,7 @@ def _notes(report: Report, month_charges: Sequence[FocusCharge]) -> Mapping[str,
         "records_after_close": report.late,
         "charges": len(month_charges),
         "billed": plain(exact_sum(charge.billed for charge in month_charges)),
-        "billed_by_team": {team: plain(amount) for team, amount in report.due.items()},
+        "billed_by_team": {team: plain(amount) for team, amount in report.charged.items()},
         "no_charge": {
             "unpriced": [
                 {

@@ -32,5 +32,7 @@ def test_csv_has_what_is_due() -> None:
     assert due == report.statement.due
     (total,) = [row for row in rows if row["record"] == "due total"]
     assert Decimal(total["cost"]) == report.statement.due_total
+    (beside,) = [row for row in rows if row["record"] == "not_billed"]
+    assert Decimal(beside["cost"]) == report.statement.not_billed == report.not_billed
     (credit,) = [row for row in rows if row["record"] == "adjustment"]
     assert (credit["cost"], credit["about"], credit["reason"]) == ("-250.00", "2026-10", "node-7 lost a night")
