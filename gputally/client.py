@@ -43,6 +43,7 @@ _JOB_TYPES = {
     "cost": "object", "burn_per_hour": "object",
 }  # fmt: skip
 _HELD = {name: f"{name}_gpu_us" for name in ("busy", "allocated_idle", "allocated_unknown")}
+_COSTS = ("cost", "held_cost", "unheld_cost")
 _DECIMALS_OF_LINE = ("unit_price", "gpu_hours", "cost")
 _DECIMALS_OF_JOB = ("gpus", "cost", "burn_per_hour")
 _OF_STATEMENT = (
@@ -113,14 +114,14 @@ class Client:
         where: Mapping[str, str | Sequence[str]] | None = None,
         timezone: str | None = None,
     ) -> pd.DataFrame:
-        """Return billed GPU time and its exact cost per group. The cost is Decimal, or None if some of the time has no
-        price.
+        """Return billed GPU time and its exact cost per group, of which `unheld_cost` is of time that nobody held and
+        `held_cost` of the rest. Costs are Decimal, or None if some of the time has no price.
 
         attrs: total (None if any time has no price), price_book_version."""
         with _valid_answer("/v1/cost"):
             pages = self._pages("/v1/cost", _grouped(start, end, by, where, timezone))
-            rows = (_with_decimals(line["key"] | line, ["cost"]) for page in pages for line in page["lines"])
-            frame = _frame(rows, by, {"gpu_us": "int64", "cost": "object", "unpriced_gpu_us": "int64"})
+            rows = (_with_decimals(line["key"] | line, _COSTS) for page in pages for line in page["lines"])
+            frame = _frame(rows, by, {"gpu_us": "int64", **dict.fromkeys(_COSTS, "object"), "unpriced_gpu_us": "int64"})
             last = _with_decimals(pages[-1], ["total"])
             frame["currency"] = pd.Series([last["currency"]] * len(frame), dtype="str")
             frame.attrs.update({name: last[name] for name in ("total", "price_book_version")})

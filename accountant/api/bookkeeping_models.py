@@ -146,12 +146,14 @@ class Period(Model):
     """A month of the accountant's time zone.
 
     hash, closed_ms, closed_by: null until it is closed.
+    state: what the status means, and of which part of the month nothing is known.
     objections: what a close would have to acknowledge; empty in lists of months."""
 
     month: str
     start_ms: int
     end_ms: int
     status: Status
+    state: str = ""
     hash: str | None = None
     closed_ms: int | None = None
     closed_by: str | None = None

@@ -50,7 +50,7 @@ from accountant.billing.cost_allocation import statement
 from accountant.billing.statements import Correction, canonical
 from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment, NodeSpan, Proposal, cluster_of
 from accountant.bookkeeping.invoice_reconciliation import Invoice
-from accountant.bookkeeping.month_closing import CannotClose, ClosedMonths, Objecting
+from accountant.bookkeeping.month_closing import CannotClose, ClosedMonths, Objecting, state_of
 from accountant.bookkeeping.price_book_versions import BookVersion, PriceDiff, difference
 from accountant.core import periods
 from accountant.core.periods import Month
@@ -60,6 +60,7 @@ from accountant.exports.protocol import exports, file_name
 from accountant.ledger.journal import FIRST_DIGEST, broken_at
 from accountant.prices.price_book import PriceBook, Share
 from accountant.reports import report_builder
+from accountant.reports.figure_formatting import records_begin
 from gputally.base.money import exact_sum
 from gputally.base.yaml_file import FileFault, parse
 from gputally.server.config_loading import Model, validate
@@ -280,14 +281,20 @@ def month_changes(
     )
 
 
-def _period(deps: Deps, month: Month, books: ClosedMonths) -> Period:
+def month_unknown(deps: Deps, month: Month) -> str:
+    """Of which part of a month nothing is known, because the records begin inside it; "" for none."""
+    return records_begin(*month.span(deps.settings.zone), deps.ledger.status().extent[0], deps.settings.zone)
+
+
+def _period(deps: Deps, month: Month, books: ClosedMonths, objecting: int | None = None) -> Period:
     start, end = month.span(deps.settings.zone)
-    closed = books.of(str(month))
+    closed, status = books.of(str(month)), deps.books.status(month, books)
     return Period(
         month=str(month),
         start_ms=start,
         end_ms=end,
-        status=deps.books.status(month, books),
+        status=status,
+        state=state_of(status, month_unknown(deps, month), objecting),
         hash=closed.hash if closed else None,
         closed_ms=closed.at_ms if closed else None,
         closed_by=closed.who if closed else None,
@@ -298,7 +305,8 @@ def _with_objections(deps: Deps, month: Month) -> Period:
     objections = tuple(
         ObjectionLine.from_object(objection) for objection in deps.books.standing(month, deps.proposals())
     )
-    return _period(deps, month, deps.books.books()).model_copy(update={"objections": objections})
+    found = _period(deps, month, deps.books.books(), len(objections))
+    return found.model_copy(update={"objections": objections})
 
 
 class BookedParams(Params):

@@ -99,11 +99,13 @@ def cost(
     limit: Limit = 20,
     page: Page = None,
 ) -> dict[str, Any]:
-    """The exact cost by group, and the total of all pages. A cost is null where some of the time has no price."""
+    """The exact cost by group, and the total of all pages. `unheld_cost` is the part of time that nobody held, and
+    `held_cost` the rest. A cost is null where some of the time has no price."""
     query = _grouped(by, start, end, where, limit, page)
     found = accountant.ask(CostAnswer, "/v1/cost", query)
     rows = [
         {**line.key, "gpu_hours": _hours(line.gpu_us), "cost": _money(line.cost),
+         "held_cost": _money(line.held_cost), "unheld_cost": _money(line.unheld_cost),
          "unpriced_gpu_hours": _hours(line.unpriced_gpu_us)}
         for line in found.lines
     ]  # fmt: skip
@@ -296,11 +298,12 @@ def attempts(
 
 
 def months(accountant: AccountantClient, limit: Limit = 24) -> dict[str, Any]:
-    """Every month, newest first: open, closed or published, by whom and when, and the hash of its statement. What a
-    month costs is an answer of explain_statement."""
+    """Every month, newest first: open, closed or published, what that means and of which part nothing is known, by
+    whom and when, and the hash of its statement. What a month costs is an answer of explain_statement."""
     periods = TypeAdapter(tuple[dict[str, Any], ...]).validate_json(accountant.get("/v1/periods"))
     rows = [
-        {"month": one["month"], "status": one["status"], "hash": one["hash"], "closed_by": one["closed_by"],
+        {"month": one["month"], "status": one["status"], "state": one["state"], "hash": one["hash"],
+         "closed_by": one["closed_by"],
          "closed_at": None if one["closed_ms"] is None else utc(one["closed_ms"])}
         for one in reversed(periods[-limit:])
     ]  # fmt: skip

@@ -13,15 +13,16 @@ rounded here. `gputally.base.money` rounds them once."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Final, Literal, TypeVar, get_args
 
 from accountant.ledger.usage import HELD, Capacity, Place
 from accountant.prices.price_book import Price
 from gputally.base import called_off
-from gputally.base.money import apportion_gpu_hours, exact_product, exact_sum
+from gputally.base.apportionment import apportion
+from gputally.base.money import HOUR_PLACES, apportion_gpu_hours, exact_product, exact_sum
 
 K = TypeVar("K", bound=tuple[str | int, ...])
 
@@ -93,12 +94,16 @@ def add_by_key(keyed: Iterable[tuple[tuple[str, ...], Charge]]) -> list[Charge]:
 
 @dataclass(frozen=True, slots=True)
 class PricedTime:
-    """The time of one group at one price. unit_price: None if the time has no price or is not billed."""
+    """The time of one group at one price.
+
+    unit_price: None if the time has no price or is not billed.
+    bucket: as `Charge.bucket`."""
 
     gpu_us: int
     gpu_hours: Decimal
     unit_price: Decimal | None
     billed: bool
+    bucket: str
 
     @property
     def cost(self) -> Decimal | None:
@@ -123,7 +128,29 @@ def quantify(items: Iterable[tuple[K, Charge]]) -> dict[K, list[PricedTime]]:
     parts: dict[K, list[PricedTime]] = {group: [] for group in sorted({g for lines in ordered.values() for g in lines})}
     for bucket, shares in apportion_gpu_hours(ordered).items():
         for group, quantity in called_off.each(shares.items()):
-            parts[group].append(PricedTime(ordered[bucket][group], quantity, prices[bucket], bucket != NOT_BILLED))
+            parts[group].append(
+                PricedTime(ordered[bucket][group], quantity, prices[bucket], bucket != NOT_BILLED, bucket)
+            )
+    return parts
+
+
+def unheld_parts(
+    charges: Iterable[Charge], quantified: Mapping[tuple[str, ...], Collection[PricedTime]]
+) -> dict[tuple[str, ...], list[PricedTime]]:
+    """The unallocated part of each quantified group. Each of its quantities is divided by largest remainder, so that
+    the part and the rest add up to it. quantified: these charges by their keys."""
+    unheld: Counter[tuple[tuple[str, ...], str]] = Counter()
+    for charge in called_off.each(charges):
+        if charge.account == "unallocated":
+            unheld[charge.key, charge.bucket] += charge.gpu_us
+    parts: dict[tuple[str, ...], list[PricedTime]] = {}
+    for key in dict.fromkeys(key for key, _ in unheld):
+        parts[key] = []
+        for whole in quantified[key]:
+            gpu_us = unheld[key, whole.bucket]
+            nano = int(whole.gpu_hours.scaleb(HOUR_PLACES))
+            quantity = Decimal(apportion(nano, (whole.gpu_us - gpu_us, gpu_us))[1]).scaleb(-HOUR_PLACES)
+            parts[key].append(replace(whole, gpu_us=gpu_us, gpu_hours=quantity))
     return parts
 
 

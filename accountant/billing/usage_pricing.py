@@ -27,6 +27,7 @@ from accountant.billing.charge import (
     add_by_key,
     quantify,
     total_cost,
+    unheld_parts,
     unpriced_us,
 )
 from accountant.billing.charge_table import (
@@ -379,16 +380,21 @@ def cost(
     """Billed time and its exact cost per group over [start_ms, end_ms): all groups, sorted by key.
 
     The lines add up to `total`, which does not depend on `by`."""
-    priced = quantify((charge.key, charge) for charge in charges(ledger, book, start_ms, end_ms, by, where, timezone))
+    found = charges(ledger, book, start_ms, end_ms, by, where, timezone)
+    priced = quantify((charge.key, charge) for charge in found)
+    unheld = unheld_parts(found, priced)
     lines = tuple(
         CostLine(
             key=dict(zip(by, key, strict=True)),
             gpu_us=sum(part.gpu_us for part in billed),
-            cost=total_cost(billed),
+            cost=amount,
             unpriced_gpu_us=unpriced_us(billed),
+            held_cost=None if amount is None or of_nobody is None else exact_sum([amount, of_nobody.copy_negate()]),
+            unheld_cost=None if amount is None else of_nobody,
         )
         for key, parts in called_off.each(priced.items())
         if (billed := [part for part in parts if part.billed])
+        for amount, of_nobody in [(total_cost(billed), total_cost([one for one in unheld.get(key, ()) if one.billed]))]
     )
     known = [line.cost for line in lines if line.cost is not None]
     return CostAnswer(

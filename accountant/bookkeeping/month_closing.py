@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from accountant.billing.statements import Adjustment, Correction, Statement, UnmeteredItems, canonical, from_canonical
 from accountant.core.periods import Month
@@ -27,7 +27,7 @@ from gputally.base.money import gpu_hours
 from gputally.base.untrusted_text import escaped
 
 Status = Literal["open", "grace", "due", "closed", "published"]
-"""`due` means that the grace period is over and the month can be closed."""
+"""`due` means that the grace period is over: the month can be closed unless something objects."""
 Objecting = Literal["grace", "unpriced", "quarantined", "coverage", "proposals"]
 MIN_COVERAGE = 0.99
 """Coverage that a month needs to be closed without an acknowledgement."""
@@ -36,6 +36,28 @@ MIN_COVERAGE = 0.99
 def statement_hash(statement: Statement) -> str:
     """The hash of a month: SHA-256 of its statement's canonical bytes, in hexadecimal."""
     return hashlib.sha256(canonical(statement)).hexdigest()
+
+
+_STATES: Final[Mapping[Status, str]] = {
+    "open": "the month is not over",
+    "grace": "the month is over; late records are waited for",
+    "due": "the month is over and not closed yet",
+    "closed": "the month is closed and not yet published",
+    "published": "the month is published",
+}
+
+
+def state_of(status: Status, unknown: str = "", objecting: int | None = None) -> str:
+    """What a month's status means, in the one sentence of pages, commands, API and assistant.
+
+    unknown: of which part of the month nothing is known; "" for none.
+    objecting: the number of objections to closing it; None if they were not computed."""
+    said = _STATES[status]
+    if status == "due" and objecting is not None:
+        one = "1 objection is" if objecting == 1 else f"{objecting} objections are"
+        said = f"the month can be closed once {one} acknowledged" if objecting else "the month can be closed"
+    known_in_part = unknown and status in ("open", "grace", "due")
+    return f"{said}, and is known only in part: {unknown}" if known_in_part else said
 
 
 class CannotClose(AccountantError):

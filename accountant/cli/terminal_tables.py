@@ -101,11 +101,16 @@ def window_table(window: UsageWindow) -> Table:
 
 def cost_table(answer: CostAnswer, zone: ZoneInfo) -> Table:
     """A table of billed GPU-hours and cost per group, with totals: in the order of time, and of equal time the highest
-    cost first."""
+    cost first. If time of one group is both held and not held, its cost is divided."""
     currency, unpriced = answer.currency, answer.unpriced_gpu_us > 0
+    divided = any(line.held_cost and line.unheld_cost for line in answer.lines)
 
-    def figures_of(gpu_us: int, cost: Decimal | None, unpriced_us: int) -> list[str]:
-        return [hours(gpu_us), money(cost, currency), *([hours(unpriced_us)] if unpriced else [])]
+    def figures_of(gpu_us: int, cost: Decimal | None, unheld: Decimal | None, unpriced_us: int) -> list[str]:
+        parts = [money(unheld, currency)] if divided else []
+        return [hours(gpu_us), money(cost, currency), *parts, *([hours(unpriced_us)] if unpriced else [])]
+
+    unheld = [line.unheld_cost for line in answer.lines]
+    whole = exact_sum(one for one in unheld if one is not None) if None not in unheld else None
 
     lines = sorted(
         answer.lines, key=lambda line: (*_times(line.key), -(line.cost or 0), -line.gpu_us, *line.key.values())
@@ -113,11 +118,15 @@ def cost_table(answer: CostAnswer, zone: ZoneInfo) -> Table:
     return table(
         f"Cost in {currency or 'no price book'}, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}",
         [*_dimensions(answer.by), *figures("GPU-hours"), *figures(f"cost {currency or ''}", style="bold"),
+         *(figures("of it not held") if divided else []),
          *(figures("unpriced GPU-hours", style="yellow") if unpriced else [])],
-        ([*_group(answer.by, line.key), *figures_of(line.gpu_us, line.cost, line.unpriced_gpu_us)] for line in lines),
+        (
+            [*_group(answer.by, line.key), *figures_of(line.gpu_us, line.cost, line.unheld_cost, line.unpriced_gpu_us)]
+            for line in lines
+        ),
         total=[
             *_label(len(answer.by), "total"),
-            *figures_of(sum(line.gpu_us for line in answer.lines), answer.total, answer.unpriced_gpu_us),
+            *figures_of(sum(line.gpu_us for line in answer.lines), answer.total, whole, answer.unpriced_gpu_us),
         ],
         caption=noted_caption(answer.note, priced_by(answer.price_book_version, unpriced=unpriced)),
     )  # fmt: skip
@@ -216,7 +225,9 @@ def periods(months: Sequence[Period]) -> Table:
     """A table with one month per line, and the objections to closing it."""
     rows: list[tuple[RenderableType, ...]] = []
     for period in months:
-        rows.append((period.month, period.status, period.closed_by or NOTHING, (period.hash or NOTHING)[:16]))
+        rows.append(
+            (period.month, period.status, period.closed_by or NOTHING, (period.hash or "")[:16] or period.state)
+        )
         rows += [("", Text(objection.kind, "yellow"), "", objection.text) for objection in period.objections]
     return table("Months", ["month", "status", "closed by", "statement"], rows)
 

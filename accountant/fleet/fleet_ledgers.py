@@ -313,14 +313,23 @@ class Fleet:
         by_key: dict[tuple[str, ...], list[CostLine]] = {}
         for one in answers:
             for line in one.lines:
-                amount = None if line.cost is None else rates.converted(line.cost, one.currency or rates.to)
-                by_key.setdefault(tuple(line.key.values()), []).append(line.model_copy(update={"cost": amount}))
+                converted = {
+                    name: None if amount is None else rates.converted(amount, one.currency or rates.to)
+                    for name, amount in (
+                        ("cost", line.cost),
+                        ("held_cost", line.held_cost),
+                        ("unheld_cost", line.unheld_cost),
+                    )
+                }
+                by_key.setdefault(tuple(line.key.values()), []).append(line.model_copy(update=converted))
         lines = tuple(
             CostLine(
                 key=several[0].key,
                 gpu_us=sum(line.gpu_us for line in several),
-                cost=_sum_if_known(several),
+                cost=_sum_if_known([line.cost for line in several]),
                 unpriced_gpu_us=sum(line.unpriced_gpu_us for line in several),
+                held_cost=_sum_if_known([line.held_cost for line in several]),
+                unheld_cost=_sum_if_known([line.unheld_cost for line in several]),
             )
             for _, several in sorted(by_key.items())
         )
@@ -331,7 +340,7 @@ class Fleet:
             currency=rates.to if currencies else None,
             price_book_version=", ".join(sorted({one.price_book_version for one in answers if one.price_book_version})),
             lines=lines,
-            total=_sum_if_known(lines),
+            total=_sum_if_known([line.cost for line in lines]),
             unpriced_gpu_us=sum(line.unpriced_gpu_us for line in lines),
             note=_note(members, query.end_ms, left_out, labels),
         )
@@ -467,10 +476,10 @@ def _note(members: Sequence[Member], end_ms: int, left_out: Mapping[str, str], l
     return "; ".join([*notes, *(f"left out: {reason}" for reason in left_out.values())])
 
 
-def _sum_if_known(lines: Sequence[CostLine]) -> Decimal | None:
-    """The cost of all lines; None if one of them has no known cost."""
-    known = [line.cost for line in lines if line.cost is not None]
-    return exact_sum(known) if len(known) == len(lines) else None
+def _sum_if_known(amounts: Sequence[Decimal | None]) -> Decimal | None:
+    """The sum of all amounts; None if one of them is unknown."""
+    known = [amount for amount in amounts if amount is not None]
+    return exact_sum(known) if len(known) == len(amounts) else None
 
 
 def _ledger_month(member: Member, month: Month, stated: Statement) -> LedgerMonth:

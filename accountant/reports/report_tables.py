@@ -273,8 +273,8 @@ def _summary(report: Report) -> ReportTable:
         "Summary",
         "scope:text start:instant end:instant timezone:text period:text currency:text cost:money "
         "unallocated_cost:money due:money not_billed:money booked_since:money cost_before:money "
-        f"capacity_gpu_hours:hours {_USE.partition(' idle_cost')[0]} jobs:count coverage:ratio price_book_version:text policy_versions:text "
-        "statement_sha256:text",
+        f"capacity_gpu_hours:hours {_USE.partition(' idle_cost')[0]} jobs:count coverage:ratio price_book_version:text "
+        "policy_versions:text statement_sha256:text",
         (
             (
                 report.team or "cluster", report.start_ms, report.end_ms, report.tz.key, report.period,

@@ -18,18 +18,17 @@ from fastapi.responses import RedirectResponse
 from pydantic import BeforeValidator, Field, ValidationError
 
 from accountant.api.access_control import Admin, Reader, admit, check_form, check_teams, require_all_teams, team_filter
-from accountant.api.bookkeeping_routes import list_periods
+from accountant.api.bookkeeping_routes import list_periods, month_unknown
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.query_parameters import Params, edge, invalid
 from accountant.billing.statements import Adjustment, invoice_number
 from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.bookkeeping.month_changes import MonthChanges
-from accountant.bookkeeping.month_closing import Objecting, Status
+from accountant.bookkeeping.month_closing import Objecting, Status, state_of
 from accountant.core import periods
 from accountant.core.periods import Month, utc
 from accountant.exports.protocol import exports
 from accountant.ledger.journal import Act, ActKind
-from accountant.reports import figure_formatting
 from accountant.web import month_and_decision_pages, page_queries
 from accountant.web.page_rows import Page, paged
 from accountant.web.statement_detail_pages import WHAT
@@ -97,9 +96,7 @@ def due_of(deps: Deps, month: Month) -> MonthsDue:
         total = together if due or (stated.metered and not unpriced) else None
         return MonthsDue(
             stated.currency, tuple(due), total, dict(unpriced), stated.metered, stated.not_billed or None,
-            figure_formatting.records_begin(
-                *month.span(deps.settings.zone), deps.ledger.status().extent[0], deps.settings.zone
-            ),
+            month_unknown(deps, month),
         )  # fmt: skip
 
     closed = deps.books.books().of(str(month)) is not None
@@ -205,7 +202,7 @@ def steps(
     calendar_month = _month(deps, month)
     objections = deps.books.standing(calendar_month, deps.proposals())
     since_ms = None if params.since is None else edge("since", params.since, deps.settings.zone, deps.clock.wall_ms())
-    book, drafts = deps.book(), deps.books.drafts(calendar_month)
+    status, book, drafts = deps.books.status(calendar_month), deps.book(), deps.books.drafts(calendar_month)
     shown = None
     if params.team and principal.may("admin"):
         shown = _shown(deps, principal, calendar_month, params)
@@ -213,7 +210,8 @@ def steps(
         acts = moment.acts(subject=str(calendar_month))
     return month_and_decision_pages.page(
         request, "/invoices", "invoice_steps.html", deps, month=calendar_month,
-        status=deps.books.status(calendar_month), due=due_of(deps, calendar_month), objections=objections,
+        status=status, due=due_of(deps, calendar_month), objections=objections,
+        state=state_of(status, month_unknown(deps, calendar_month), len(objections)),
         may=principal.may("admin"), forms=month_and_decision_pages.person_of(request) is not None
         or deps.settings.auth == "off", params=params, shown=shown,
         drafts=drafts, changed=_changed(deps, calendar_month, since_ms) if drafts or since_ms is not None else None,

@@ -42,13 +42,21 @@ MEASURES_SHOWN: Final[tuple[Measure, ...]] = get_args(Measure)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One group. cost, billed_us, unpriced_us: as in `CostLine`; cost is None too if nothing of the group is billed."""
+    """One group. cost, unheld_cost, billed_us, unpriced_us: as in `CostLine`; the costs are None too if nothing of the
+    group is billed."""
 
     key: Key
     line: UsageLine
     cost: Decimal | None
     billed_us: int
     unpriced_us: int
+    unheld_cost: Decimal | None
+
+    @property
+    def held_cost(self) -> Decimal | None:
+        if self.cost is None or self.unheld_cost is None:
+            return None
+        return exact_sum([self.cost, self.unheld_cost.copy_negate()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +101,10 @@ FIGURES: Final[Mapping[str, FigureColumn]] = {
     "down": FigureColumn("Down", "GPU-hours", "the GPU or its node was out of service", _account("down")),
     "utilisation": FigureColumn("Utilisation", "share", "busy part of the held time whose use is known", _utilisation),
     "cost": FigureColumn(
-        "Cost", "money", "of all billed time; unknown if part of it has no price", lambda row: row.cost
+        "Cost", "money", "of all billed time, held or not; unknown if part of it has no price", lambda row: row.cost
     ),
+    "held_cost": FigureColumn("Cost, held", "money", "of time that somebody held", lambda row: row.held_cost),
+    "unheld_cost": FigureColumn("Cost, not held", "money", "of time that nobody held", lambda row: row.unheld_cost),
     "unpriced": FigureColumn("Unpriced", "GPU-hours", "billed time without a price", lambda row: row.unpriced_us),
     "rate": FigureColumn("Cost an hour", "price", "cost of a billed GPU-hour", _rate),
     **{name: FigureColumn(one.title, one.kind, one.note, _measure(name)) for name, (_, one) in SHOWN.items()},
@@ -116,7 +126,8 @@ class Table:
     """Usage and cost by group, sorted by key.
 
     names: the names of the columns of `figures`, as in `Usage`; int64, shape (rows, names).
-    costs: the cost of each row; None if unknown, or nothing is billed.
+    costs, unheld_costs: the cost of each row, and the part of time that nobody held; None if unknown, or nothing is
+        billed.
     billed_us, unpriced_us: of each row."""
 
     keys: Sequence[Key]
@@ -125,6 +136,7 @@ class Table:
     costs: Sequence[Decimal | None]
     billed_us: Sequence[int]
     unpriced_us: Sequence[int]
+    unheld_costs: Sequence[Decimal | None]
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -138,7 +150,7 @@ class Table:
     def row(self, at: int) -> Row:
         key = self.keys[at]
         line = usage_line({}, dict(zip(self.names, self.figures[at].tolist(), strict=True)))
-        return Row(key, line, self.costs[at], self.billed_us[at], self.unpriced_us[at])
+        return Row(key, line, self.costs[at], self.billed_us[at], self.unpriced_us[at], self.unheld_costs[at])
 
     def total(self, at: Int64Array, *, metered: bool) -> Row:
         """The sum of these rows. metered: whether anything of the span is metered; otherwise its cost is unknown."""
@@ -147,11 +159,12 @@ class Table:
         high, low = ((half.sum(axis=0)).tolist() for half in (figures >> 32, figures & 0xFFFF_FFFF))
         sums = {name: (above << 32) + below for name, above, below in zip(self.names, high, low, strict=True)}
         billed = [one for one in called_off.each(at.tolist()) if self.billed_us[one]]
-        costs = [self.costs[one] for one in billed]
-        known = [one for one in costs if one is not None]
-        amount = exact_sum(known) if metered and len(known) == len(costs) else None
+        amount, unheld = (
+            exact_sum([one for one in of if one is not None]) if metered and None not in of else None
+            for of in ([costs[one] for one in billed] for costs in (self.costs, self.unheld_costs))
+        )
         return Row((), usage_line({}, sums), amount, sum(self.billed_us[one] for one in billed),
-                   sum(self.unpriced_us[one] for one in billed))  # fmt: skip
+                   sum(self.unpriced_us[one] for one in billed), unheld)  # fmt: skip
 
     def values(self, column: str) -> list[Figure]:
         """A figure of every row."""
@@ -185,6 +198,7 @@ class Table:
             [Decimal(0) if one is None else self.costs[one] for one in at],
             [0 if one is None else self.billed_us[one] for one in at],
             [0 if one is None else self.unpriced_us[one] for one in at],
+            [Decimal(0) if one is None else self.unheld_costs[one] for one in at],
         )  # fmt: skip
 
 
@@ -260,6 +274,7 @@ def table_of(ledger: Moment, book: PriceBook | None, start_ms: int, end_ms: int,
         [None if line is None else line.cost for line in found],
         [0 if line is None else line.gpu_us for line in found],
         [0 if line is None else line.unpriced_gpu_us for line in found],
+        [None if line is None else line.unheld_cost for line in found],
     )  # fmt: skip
 
 

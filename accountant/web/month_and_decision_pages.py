@@ -364,7 +364,7 @@ def _render(template: str, deps: Deps, **values: Any) -> str:
 
 
 STATUS_WORDS: Final[Mapping[Status, str]] = {
-    "open": "open", "grace": "waiting for late records", "due": "can be closed", "closed": "closed",
+    "open": "open", "grace": "waiting for late records", "due": "not closed yet", "closed": "closed",
     "published": "published",
 }  # fmt: skip
 """The states of a month as the pages say them."""

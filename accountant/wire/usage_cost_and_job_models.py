@@ -164,13 +164,16 @@ class UsageAnswer(Model):
 
 
 class CostLine(Model):
-    """The cost of one group. cost: None if some of this group's GPU time has no price; `unpriced_gpu_us` says how
-    much."""
+    """The cost of one group: of time that somebody held, and of time that nobody held.
+
+    costs: None if some of this group's GPU time has no price; `unpriced_gpu_us` says how much."""
 
     key: dict[str, str]
     gpu_us: int
     cost: Exact | None
     unpriced_gpu_us: int = 0
+    held_cost: Exact | None = None
+    unheld_cost: Exact | None = None
 
 
 class CostAnswer(Model):

@@ -21,7 +21,7 @@ from gputally.server.tokens_and_grants import new_token
 from tests.http.conftest import MINUTE_MS, NOW_MS, bearer, client_of, encoded, settings_in
 from tests.http.page_parser import read, rows_after
 from tests.price_books import price_book_text
-from tests.usage_records import batch, interval, pod_facts, pod_holder
+from tests.usage_records import batch, deliver, interval, pod_facts, pod_holder
 
 PAGE = {"Accept": "text/html"}
 DAY_MS = 86_400_000
@@ -144,7 +144,7 @@ def test_invoices_have_the_amounts_of_the_statements(site) -> None:
     client, who = site
     rows = [row for row in table(client, "/invoices.csv", who["admin"]) if row["month"] == "2026-11"]
     due = client.get("/v1/statement?month=2026-11", headers=who["admin"]).json()["due"]
-    due.pop("__idle__", None)
+    assert "__idle__" not in due
     assert {row["team"]: Decimal(row["amount"]) for row in rows} == {team: Decimal(one) for team, one in due.items()}
     page = client.get("/invoices", headers=who["admin"]).text
     read(page)
@@ -170,8 +170,8 @@ def test_what_no_team_is_billed_for_has_no_invoice_and_is_not_due(tmp_path, logs
         assert sent.status_code == 200, sent.text
         clock.advance(MINUTE_MS)
         stated = client.get("/v1/statement?month=2026-11").json()
-        assert Decimal(stated["due"]["__idle__"]) == 2
-        assert [row["team"] for row in table(client, "/invoices.csv", {})] == [*stated["due"].keys() - {"__idle__"}]
+        assert (Decimal(stated["not_billed"]), Decimal(stated["due_total"])) == (2, 2)
+        assert [row["team"] for row in table(client, "/invoices.csv", {})] == [*stated["due"]]
         for path in ("/invoices", "/invoices/2026-11", "/month/2026-11"):
             page = client.get(path).text
             read(page)
@@ -180,6 +180,28 @@ def test_what_no_team_is_billed_for_has_no_invoice_and_is_not_due(tmp_path, logs
         assert "USD 2.00 due" in unescape(client.get("/invoices/2026-11").text).replace("EUR", "USD")
         kept = client.post("/invoices/2026-11", data={"step": "draft", "reason": "sent"})
         assert kept.headers["location"].partition("#")[0] == "/invoices/2026-11"
+
+
+@pytest.mark.parametrize("part", [True, False])
+def test_a_month_has_one_state_in_the_api_and_on_its_page(tmp_path, logs, part: bool) -> None:
+    """The records begin inside the month, or with it; nothing says that it can be closed beside what objects."""
+    begin, end = NOW_MS - 61 * DAY_MS, NOW_MS
+    clock = VirtualClock(end)
+    with Service(settings_in(tmp_path, prices=price_book_text(H100="2.00"), grace_days=1), clock) as service:
+        client = client_of(service, headers=PAGE)
+        starts = [*([] if part else [begin - 90 * DAY_MS]), begin]
+        rows = [interval(start, "GPU-a", None, span_ms=MINUTE_MS, busy_us=0) for start in starts]
+        deliver(service.ledger, end, batch(rows, cluster="prod", node="node-1"))
+        month = [one["month"] for one in client.get("/v1/periods").json()][-3]
+        one = client.get(f"/v1/periods/{month}").json()
+        (listed,) = [each for each in client.get("/v1/periods").json() if each["month"] == month]
+        assert one["objections"], "most of the month is not metered"
+        page = unescape(client.get(f"/invoices/{month}").text)
+        assert one["state"].lower() in page.lower()
+        for said in (one["state"], listed["state"]):
+            assert ("records begin" in said) == part
+            assert "can be closed" not in said or "acknowledged" in said
+        assert ("records begin" in client.get("/invoices").text) == part
 
 
 def test_credits_and_prices_are_told_as_the_changes_of_an_open_month(site) -> None:

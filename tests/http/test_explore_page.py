@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from accountant.composition import Service
-from accountant.ledger.usage import ACCOUNTS, MEASURES
+from accountant.ledger.usage import ACCOUNTS, HELD, MEASURES
 from accountant.web.explore_table import COLUMNS, Explored, Series, Table, selected
 from accountant.wire.option_types import Order
 from accountant.wire.usage_cost_and_job_models import BUILT_IN as DIMENSIONS
 from gputally.base.clock import VirtualClock
+from gputally.base.money import exact_sum
 from gputally.base.number_format import hours as hours_text
 from tests.http.conftest import NOW_MS, bearer, client_of, encoded, refused, settings_in, token_entry, token_list
 from tests.http.page_parser import EVIL, Reader, read
@@ -157,9 +158,16 @@ def test_every_view_has_the_figures_of_the_api(client: TestClient, by: list[str]
         assert row["cost"] == ("" if priced is None or priced["cost"] is None else row["cost"])
         if priced is not None and priced["cost"] is not None:
             assert Decimal(row["cost"]) == Decimal(priced["cost"])
+            parts = Decimal(row["held_cost"]), Decimal(row["unheld_cost"])
+            assert parts == (Decimal(priced["held_cost"]), Decimal(priced["unheld_cost"]))
+            assert exact_sum(parts) == Decimal(priced["cost"]), "what is held and what is not add up"
+            assert bool(parts[0]) == any(accounts[name] for name in HELD)
+            assert bool(parts[1]) == bool(accounts["unallocated"])
         assert Decimal(row["unpriced_gpu_hours"]) == hours(0 if priced is None else priced["unpriced_gpu_us"])
     assert total["record"] == "total"
     assert (Decimal(total["cost"]) if total["cost"] else None) == (Decimal(cost["total"]) if cost["total"] else None)
+    if total["cost"]:
+        assert Decimal(total["held_cost"]) + Decimal(total["unheld_cost"]) == Decimal(total["cost"])
     assert Decimal(total["unpriced_gpu_hours"]) == hours(cost["unpriced_gpu_us"])
     for name in next(iter(expected.values()), {}):
         assert Decimal(total[f"{name}_gpu_hours"]) == hours(sum(accounts[name] for accounts in expected.values()))
@@ -236,7 +244,7 @@ def test_sums_are_exact_beyond_64_bits_and_what_is_kept_is_counted(energies: lis
     figures = np.zeros((len(energies), len(names)), dtype=np.int64)
     figures[:, names.index("energy_uj")] = energies
     keys, zeros = [(f"pod-{number}",) for number in range(len(energies))], [0] * len(energies)
-    rows = Table(keys, names, figures, [None] * len(energies), zeros, zeros)
+    rows = Table(keys, names, figures, [None] * len(energies), zeros, zeros, [None] * len(energies))
     found = Explored(0, 0, 1, rows, 1.0, None, None, None, Series(None, (), (), 0, "day", ()))
     chosen = selected(found, "", Order("energy", descending=True), ("pod",), str)
     assert chosen.total.line.energy_uj == sum(energies)
