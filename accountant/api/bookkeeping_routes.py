@@ -211,7 +211,7 @@ def read_period(month: MonthPath, deps: AppDeps, _: DocumentReader) -> Period:
 def close(month: MonthPath, request: Annotated[Close, body(Close)], deps: AppDeps, principal: Admin) -> Period:
     """Closes the month, so that its statement never changes. Records that arrive later become proposals for
     corrections."""
-    deps.books.close(Month.parse(month), principal.name, request.reason, request.acknowledge)
+    deps.books.close(Month.parse(month), principal.actor, request.reason, request.acknowledge)
     return _with_objections(deps, Month.parse(month))
 
 
@@ -224,7 +224,7 @@ def reopen(
     month: MonthPath, request: Annotated[OptionalReason, body(OptionalReason)], deps: AppDeps, principal: Admin
 ) -> Period:
     """Reopens a month that is not published yet. A reason is required."""
-    deps.books.reopen(Month.parse(month), principal.name, request.reason)
+    deps.books.reopen(Month.parse(month), principal.actor, request.reason)
     return _with_objections(deps, Month.parse(month))
 
 
@@ -237,7 +237,7 @@ def publish(
     month: MonthPath, request: Annotated[OptionalReason, body(OptionalReason)], deps: AppDeps, principal: Admin
 ) -> Period:
     """Publishes the month, which cannot be reopened afterwards."""
-    deps.books.publish(Month.parse(month), principal.name, request.reason)
+    deps.books.publish(Month.parse(month), principal.actor, request.reason)
     return _with_objections(deps, Month.parse(month))
 
 
@@ -251,7 +251,7 @@ def keep_draft(
 ) -> DraftLine:
     """Keeps the amounts by team of the month's time up to the last whole hour, so that it can be told later what
     changed since. Keep one whenever you send a draft."""
-    return DraftLine.of(deps.books.draft(Month.parse(month), principal.name, request.reason))
+    return DraftLine.of(deps.books.draft(Month.parse(month), principal.actor, request.reason))
 
 
 class ChangesParams(Params):
@@ -334,7 +334,7 @@ def book_adjustment(
     """Books the adjustment in the first open month. A person other than the caller has to approve it. The team must be
     one that a record, a queue or a namespace names, because its amount is due for ever."""
     check_teams(deps, principal, (new.team,), "books-refuse")
-    return BookedAdjustment.from_object(deps.books.credits.adjust(new, principal.name))
+    return BookedAdjustment.from_object(deps.books.credits.adjust(new, principal.actor))
 
 
 @period_router.get("/v1/corrections", summary="Corrections of closed months", responses=refuses("invalid-parameter"))
@@ -352,7 +352,7 @@ def corrections(params: Annotated[BookedParams, Query()], deps: AppDeps, princip
 )
 def accept_all_proposals(deps: AppDeps, principal: Admin) -> list[BookedCorrection]:
     """Accepts all proposals for closed months; returns the new lines."""
-    return [correction_line(correction) for correction in deps.books.correct(principal.name)]
+    return [correction_line(correction) for correction in deps.books.correct(principal.actor)]
 
 
 def _may_see(principal: Principal, team: str) -> bool:
@@ -412,7 +412,7 @@ def preview_credit(request: Annotated[CreditedNode, body(CreditedNode)], deps: A
 def book_credit(new: Annotated[NewCredit, body(NewCredit)], deps: AppDeps, principal: Admin) -> list[BookedAdjustment]:
     """Books one adjustment per team in the first open month, for all teams or none. Each span of a node can be credited
     only once."""
-    booked = deps.books.credits.credit(_node_span(new, deps), principal.name, new.reason, new.approved_by)
+    booked = deps.books.credits.credit(_node_span(new, deps), principal.actor, new.reason, new.approved_by)
     return [BookedAdjustment.from_object(adjustment) for adjustment in booked]
 
 
@@ -460,10 +460,10 @@ def reconcile(
     calendar_month = Month.parse(month)
     before = deps.books.invoices.reconcile(calendar_month, invoice)
     if params.keep and not params.apply:
-        deps.books.invoices.keep(calendar_month, invoice, principal.name, params.reason)
+        deps.books.invoices.keep(calendar_month, invoice, principal.actor, params.reason)
     if not params.apply:
         return Reconciled(before=before)
-    book, corrections = deps.books.true_up(calendar_month, invoice, principal.name, params.reason)
+    book, corrections = deps.books.true_up(calendar_month, invoice, principal.actor, params.reason)
     after = deps.books.invoices.reconcile(calendar_month, invoice)
     return Reconciled(before=before, after=after, version=book.version, corrections=len(corrections))
 
@@ -497,7 +497,7 @@ async def _sent_book(request: Request, deps: AppDeps, principal: Admin) -> Async
             lines = str(fault).splitlines()
             errors = [{"at": line.partition(": ")[0], "reason": line.partition(": ")[2]} for line in lines]
             raise Refusal("invalid-body", "; ".join(lines), errors=errors) from fault
-    async with deps.turns.turn("acts", request, principal.name):
+    async with deps.turns.turn("acts", request, principal.actor):
         yield book
 
 
@@ -552,7 +552,7 @@ def apply_prices(
     """Puts the price book in force for all open months, and corrects `month` if it is closed. If the price file changes
     later, the file is in force again."""
     changes = _price_changes(deps, principal, params.month, book)
-    booked = deps.books.reprice(Month.parse(params.month), book, principal.name, params.reason)
+    booked = deps.books.reprice(Month.parse(params.month), book, principal.actor, params.reason)
     return RepricingResult(difference=changes, corrections=len(booked))
 
 
@@ -661,7 +661,7 @@ def accept_proposal(
 ) -> list[BookedCorrection]:
     """Books the proposal as corrections in the first open month. If more records have arrived since the proposal was
     listed, the request is refused."""
-    booked = deps.books.accept(Month.parse(month), proposal, principal.name, request.reason)
+    booked = deps.books.accept(Month.parse(month), proposal, principal.actor, request.reason)
     return [correction_line(correction) for correction in booked]
 
 
@@ -678,7 +678,7 @@ def refuse_proposal(
     principal: Admin,
 ) -> WaitingProposal:
     """Refuses the proposal: the month does not change, and the same changes are not proposed again."""
-    refused = deps.books.refuse(Month.parse(month), proposal, principal.name, request.reason)
+    refused = deps.books.refuse(Month.parse(month), proposal, principal.actor, request.reason)
     return _waiting_proposals(deps, principal, [refused])[0]
 
 

@@ -247,7 +247,7 @@ def record_chunk(
         deps.clock.wall_ms(),
         "imported",
         subject,
-        principal.name,
+        principal.actor,
         f"{chunk.sent_us / US_PER_HOUR:.1f} GPU-hours of {chunk.nodes} nodes from {chunk.origin}",
         chunk.model_dump_json(),
     )
@@ -272,7 +272,7 @@ def withdraw_import(
     """Withdraws what imports from a source booked in a span, so that it can be imported again, and records it in the
     audit trail. Closed months do not change; the difference waits as a proposal."""
     span = ImportSpan(**wanted.model_dump(exclude={"reason"}))
-    rows = deps.ledger.withdraw_import(span, deps.clock.wall_ms(), principal.name, wanted.reason)
+    rows = deps.ledger.withdraw_import(span, deps.clock.wall_ms(), principal.actor, wanted.reason)
     return Withdrawal(rows=rows)
 
 
@@ -317,7 +317,7 @@ async def report_pods(request: Request, deps: AppDeps, principal: Admin) -> Obse
     def take() -> ObservedPods:
         now = deps.clock.wall_ms()
         facts = Facts(pods=tuple((report.cluster, pod) for pod in report.pods))
-        act = NewAct(now, "pods", report.cluster, principal.name, f"{len(report.pods)} holders from {report.source}")
+        act = NewAct(now, "pods", report.cluster, principal.actor, f"{len(report.pods)} holders from {report.source}")
         deps.ledger.observe(facts, now, deps.books.closed_ms(), act)
         return ObservedPods(pods=len(report.pods))
 
@@ -348,7 +348,7 @@ def put_policy(
             f"{len(known)} policies were put in force, and each stays for ever: find out who sends them, and then raise"
             " quotas.policies in the accountant's settings",
         )
-    version = deps.ledger.put_policy(policy, deps.clock.wall_ms(), principal.name)
+    version = deps.ledger.put_policy(policy, deps.clock.wall_ms(), principal.actor)
     deps.books.warn_of_unknown_teams("budgets of the policy", (budget.team for budget in policy.budgets))
     return version
 

@@ -145,7 +145,7 @@ def repair_lake(request: Annotated[LakeRepair, body(LakeRepair)], deps: AppDeps,
     is missing. Recorded in the audit trail. This is slow: it reads every published day."""
     if deps.lake is None:
         raise invalid("lake", "this accountant publishes to no lake: set lake.warehouse in its settings")
-    written = deps.lake.repair(principal.name, request.reason)
+    written = deps.lake.repair(principal.actor, request.reason)
     return LakeRepaired(days=written.days, months=written.months, tables=written.registers)
 
 
@@ -184,7 +184,7 @@ def deliver_again(
     """Sends `unsure` and `given-up` messages again. They may have arrived already, so this is never done
     automatically."""
     try:
-        delivery = _dispatcher(deps).again(request.key, principal.name, request.reason)
+        delivery = _dispatcher(deps).again(request.key, principal.actor, request.reason)
     except UnknownDelivery as error:
         raise Refusal("not-found", str(error)) from error
     return _delivery_state(delivery)
@@ -285,7 +285,7 @@ def move_gpus(request: Annotated[Move, body(Move)], deps: AppDeps, principal: Ad
     quarantined records stay quarantined."""
     since = instant("since", request.since, deps.settings.zone) if request.since else None
     gpu_move = GpuMove(request.node, request.gpus, request.cluster, since)
-    return list(deps.ledger.move_gpus(gpu_move, deps.clock.wall_ms(), principal.name, request.reason))
+    return list(deps.ledger.move_gpus(gpu_move, deps.clock.wall_ms(), principal.actor, request.reason))
 
 
 def _sort_key(gpu: GpuOwnership) -> str:
@@ -304,7 +304,7 @@ def retire_gpus(request: Annotated[Retire, body(Retire)], deps: AppDeps, princip
     now = deps.clock.wall_ms()
     at = instant("since", request.since, deps.settings.zone) if request.since else now
     retirement = Retirement(request.cluster, request.node, request.gpus)
-    return list(deps.ledger.retire(retirement, at, now, principal.name, request.reason, deps.books.closed_ms()))
+    return list(deps.ledger.retire(retirement, at, now, principal.actor, request.reason, deps.books.closed_ms()))
 
 
 class HealthStatus(Model):
@@ -430,7 +430,7 @@ def redate_records(
 ) -> list[MisdatedRecords]:
     """Corrects the items that `GET /v1/clock` lists, each kind as described there, and records it in the audit
     trail."""
-    return list(deps.ledger.redate(deps.clock.wall_ms(), principal.name, request.reason))
+    return list(deps.ledger.redate(deps.clock.wall_ms(), principal.actor, request.reason))
 
 
 def _clock_report(deps: Deps) -> ClockReport:

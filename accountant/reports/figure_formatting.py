@@ -227,6 +227,11 @@ def span_of(start_ms: int, end_ms: int, tz: ZoneInfo) -> str:
     return f"{start:%-d %B} to {last:%-d %B %Y}"
 
 
+def actor(who: str) -> str:
+    """Who did an act. Acts of earlier versions name nobody where nobody needed to sign in."""
+    return {"anonymous": "without sign-in", "": "not recorded"}.get(who, who)
+
+
 def records_begin(start_ms: int, end_ms: int, since_ms: int, tz: ZoneInfo) -> str:
     """Says of which part of a span nothing is known, because the ledger's first record is inside it; otherwise "".
 

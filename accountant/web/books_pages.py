@@ -233,7 +233,7 @@ def _changed(deps: Deps, month: Month, since_ms: int | None) -> MonthChanges:
 
 def _shown(deps: Deps, principal: Principal, month: Month, params: StepsParams) -> ShownAdjustment:
     new = _adjustment(deps, principal, month, params.model_dump(exclude={"since"}))
-    adjustment = deps.books.credits.adjustment(new, principal.name)
+    adjustment = deps.books.credits.adjustment(new, principal.actor)
     found = due_of(deps, Month.parse(adjustment.booked_in))
     before = dict(found.due).get(new.team)
     if before is None and found.recorded and not found.unpriced.get(new.team):
@@ -256,7 +256,7 @@ async def step(request: Request, month: str, deps: AppDeps) -> Response:
     principal = await admit(request, deps, "admin", form=True)
     fields = await month_and_decision_pages.read_form(request)
     check_form(request, fields.pop("form_token", ""))
-    calendar_month, reason, who = _month(deps, month), fields.get("reason", "")[:1000], principal.name
+    calendar_month, reason, who = _month(deps, month), fields.get("reason", "")[:1000], principal.actor
     last = deps.ledger.status().last_act
 
     def done() -> str:

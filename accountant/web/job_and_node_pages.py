@@ -339,5 +339,5 @@ async def move_gpu(request: Request, cluster: str, node: str, deps: AppDeps) -> 
         first = error.errors()[0]
         raise invalid(".".join(map(str, first["loc"])) or "form", fault_text(first)) from error
     gpu_move = GpuMove(form.node, form.gpus, form.cluster)
-    await asyncio.to_thread(deps.ledger.move_gpus, gpu_move, deps.clock.wall_ms(), principal.name, form.reason)
+    await asyncio.to_thread(deps.ledger.move_gpus, gpu_move, deps.clock.wall_ms(), principal.actor, form.reason)
     return RedirectResponse(f"/node/{quote(cluster, safe='')}/{quote(node, safe='')}", 303)

@@ -30,6 +30,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import ipaddress
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,7 +61,8 @@ class Principal:
     cluster, node: the only cluster and node whose usage the principal may report; None for no such limit.
     teams: the only teams whose figures it may see; None for all teams.
     pod: the pod's uid in `cluster` if the principal is a pod, which may report the progress of its own job.
-    progress_teams: the only teams whose jobs' progress it may report; None for all teams."""
+    progress_teams: the only teams whose jobs' progress it may report; None for all teams.
+    address: the address of a caller without a name of its own, where nobody needs to sign in; "" for others."""
 
     name: str
     scopes: frozenset[Scope]
@@ -69,10 +71,25 @@ class Principal:
     teams: frozenset[str] | None = None
     pod: str | None = None
     progress_teams: frozenset[str] | None = None
+    address: str = ""
+
+    @property
+    def actor(self) -> str:
+        """Who it is, as far as known, for the record of what it does."""
+        if not self.address:
+            return self.name
+        return f"without sign-in, from {'this machine' if _is_loopback(self.address) else self.address}"
 
     def may(self, scope: Scope) -> bool:
         """Return True if the principal has the scope."""
         return scope in self.scopes or "admin" in self.scopes
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 class Unauthenticated(Exception):
@@ -147,7 +164,7 @@ class AllowAll:
     """Accepts every caller. The accountant's settings allow it only on a loopback address."""
 
     async def authenticate(self, token: str | None, address: str = "") -> Principal:  # noqa: ARG002  # the protocol's
-        return Principal("anonymous", frozenset(SCOPES))
+        return Principal("anonymous", frozenset(SCOPES), address=address or "an unknown address")
 
 
 class FileToken:

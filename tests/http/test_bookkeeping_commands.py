@@ -50,7 +50,7 @@ def test_a_month_closes_and_stays(place, asked, stated, read, clock):
     out = asked.shown("months")
     assert re.findall(r"(2026-1\d)\s+(\w+)", out) == [("2026-11", "due"), ("2026-12", "open")]
     out = asked.shown("close", "2026-11")
-    assert re.search(r"2026-11\s+closed\s+\S+\s+[0-9a-f]{16}", out)
+    assert re.search(r"2026-11\s+closed\s+without sign-in, from this machine\s+[0-9a-f]{16}", out)
     before = stated("2026-11")
     assert json.loads(before)["status"] == "closed"
     # A node whose agent was cut off: its hour of November arrives in December.
@@ -102,7 +102,7 @@ def test_a_credit(place, asked, stated):
     out = asked.shown(
         "adjust", "2026-11", "--team", "vision", "--amount=-1.50", "--reason", "node 1 failed", "--approved-by", "cfo"
     )
-    assert re.search(r"2026-11\s+2026-11\s+vision\s+node 1 failed\s+\S+\s+cfo\s+-1\.50 EUR", out)
+    assert re.search(r"2026-11\s+2026-11\s+vision\s+node 1 failed\s+without sign-in, from this machine\s+cfo\s+-1\.50 EUR", out)
     assert "-1.50 EUR" in asked("adjustments")[1]
     out = stated("2026-11")
     assert json.loads(out)["due"]["vision"] == "-1.50"
