@@ -322,7 +322,7 @@ class Service:
             self.tasks,
             guard=clock,
             lake=self._publisher,
-            pods_heard_ms=lambda: None if self._cluster is None else self._cluster.pods_heard_ms,
+            pods_heard_ms=None if self._cluster is None else partial(getattr, self._cluster, "pods_heard_ms"),
         )
         self.app = create_app(self._deps)
         self.listeners = self._compatible(metrics)

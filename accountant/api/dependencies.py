@@ -137,7 +137,8 @@ class Deps:
     shared_turns: the turns that all ledgers of this server share; None: this ledger has its own.
     picker: returns the ledgers to choose from; None: only this one.
     settled: whether the ledger's records never change while it is served.
-    pods_heard_ms: the time of the API server's last answer about pods; None if there was none."""
+    pods_heard_ms: the time of the API server's last answer about pods; None if there was none, or it is not
+        checked."""
 
     settings: Settings
     clock: Clock
@@ -158,7 +159,7 @@ class Deps:
     shared_turns: RequestTurns | None = None
     picker: Callable[[], ClusterPicker | None] = lambda: None
     settled: bool = False
-    pods_heard_ms: Callable[[], int | None] = lambda: None
+    pods_heard_ms: Callable[[], int | None] | None = None
 
     def __post_init__(self) -> None:
         """Make what threads share before there are threads: a cached property has no lock since Python 3.12, and twins
@@ -187,6 +188,8 @@ class Deps:
         if others:
             names = ", ".join(sorted(others)[:3]) + (", …" if len(others) > 3 else "")
             return f"pods of {names} are read from no API server, only those of {kubernetes.watched}: ask with its name"
+        if self.pods_heard_ms is None:
+            return ""
         heard = self.pods_heard_ms()
         if heard is None:
             return f"the API server of {kubernetes.watched} has not answered yet: run gputally doctor"

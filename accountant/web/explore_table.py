@@ -182,6 +182,7 @@ class Table:
         return Table(
             [self.keys[one] for one in at], self.names, self.figures[np.array(at, dtype=np.int64)],
             [self.costs[one] for one in at], [self.billed_us[one] for one in at], [self.unpriced_us[one] for one in at],
+            [self.unheld_costs[one] for one in at],
         )  # fmt: skip
 
     def like(self, keys: Sequence[Key]) -> Table:

@@ -102,7 +102,9 @@ def test_a_credit(place, asked, stated):
     out = asked.shown(
         "adjust", "2026-11", "--team", "vision", "--amount=-1.50", "--reason", "node 1 failed", "--approved-by", "cfo"
     )
-    assert re.search(r"2026-11\s+2026-11\s+vision\s+node 1 failed\s+without sign-in, from this machine\s+cfo\s+-1\.50 EUR", out)
+    assert re.search(
+        r"2026-11\s+2026-11\s+vision\s+node 1 failed\s+without sign-in, from this machine\s+cfo\s+-1\.50 EUR", out
+    )
     assert "-1.50 EUR" in asked("adjustments")[1]
     out = stated("2026-11")
     assert json.loads(out)["due"]["vision"] == "-1.50"
