@@ -34,7 +34,7 @@ from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.core.record_age import is_old
 from accountant.exports.protocol import CSV, exports, file_name
-from accountant.ledger.protocols import JobKey, Moment
+from accountant.ledger.protocols import Hole, JobKey, Moment, Quarantined
 from accountant.reports import figure_formatting, html_page, report_builder
 from accountant.reports.figure_formatting import silent_clusters
 from accountant.web import home, page_queries, page_rows
@@ -54,6 +54,9 @@ from gputally.server.sign_in import Kind, Person, SignInService, sign_in_routes,
 router = APIRouter(include_in_schema=False)
 _SHOWN_QUARANTINED = 100
 _SHOWN_NODES = 200
+_SEARCHED_NODES = 50
+"""Nodes of which the page of coverage says when they lack records."""
+_SHOWN_SPANS = 100
 _MOST_FORM_BYTES = 10_000
 _FORM_S = 10.0
 """Time within which a form must arrive."""
@@ -177,8 +180,9 @@ def coverage_page(request: Request, deps: AppDeps, principal: Reader) -> Respons
     start = month.span(periods.zone(deps.settings.timezone))[0]
     whole = deps.picker() is None  # a lake has no quarantine and no missing records
     nodes = page_queries.coverage(deps, month)
-    quarantined, holes = None, None
+    quarantined, holes, missing = None, None, None
     if whole:
+        missing = page_queries.unmetered_spans(deps, month, _SEARCHED_NODES).value
         with deps.ledger.moment() as moment:
             quarantined, holes = moment.quarantined(_SHOWN_QUARANTINED), moment.holes(_SHOWN_QUARANTINED)
     return page(
@@ -192,10 +196,33 @@ def coverage_page(request: Request, deps: AppDeps, principal: Reader) -> Respons
         whole=page_rows.total_coverage(nodes.value),
         quarantined=quarantined,
         holes=holes,
+        missing=None
+        if missing is None
+        else [(one, *_why_missing(deps, one, quarantined or (), holes or ())) for one in missing[:_SHOWN_SPANS]],
+        more_missing=max(0, len(missing or ()) - _SHOWN_SPANS),
+        searched=_SEARCHED_NODES,
         most=_SHOWN_QUARANTINED,
         start_ms=start,
         end_ms=nodes.as_of_ms or at,
     )
+
+
+def _why_missing(
+    deps: Deps, span: page_rows.UnmeteredSpan, quarantined: Sequence[Quarantined], holes: Sequence[Hole]
+) -> tuple[str, str]:
+    """Why a span is unmetered, as far as known, and what to do."""
+    status, node = deps.ledger.status(), (span.cluster, span.node)
+    newest_ms = status.newest_by_node.get(node, 0)
+    if newest_ms < span.end_ms and is_old(newest_ms, deps.clock.wall_ms()):
+        return "the node has sent no later record", f"look at its agent: kubectl get pods -A -o wide | grep {span.node}"
+    if any((one.cluster, one.node) == node for one in quarantined):
+        return "records of the node were refused", "read the reason under Quarantine"
+    if any((one.cluster, one.node) == node for one in holes):
+        return (
+            "the node lost records before it sent them",
+            "they will not come: acknowledge coverage to close the month",
+        )
+    return "no agent reported it", "wait for late records, or import what Prometheus or Slurm recorded"
 
 
 ZOOM: Final = "/static/zoom.js"

@@ -289,6 +289,19 @@ def coverage(deps: Deps, month: Month) -> CachedAnswer[tuple[page_rows.NodeCover
     return deps.answers.ask(("coverage", month, books(deps)), compute)
 
 
+def unmetered_spans(deps: Deps, month: Month, most: int) -> CachedAnswer[tuple[page_rows.UnmeteredSpan, ...]]:
+    """When time of the current month is unmetered. most: nodes that are looked at, those that lack most."""
+
+    def compute() -> tuple[page_rows.UnmeteredSpan, ...]:
+        start = month.span(periods.zone(deps.settings.timezone))[0]
+        at = deps.clock.wall_ms()
+        with deps.ledger.moment(start, at) as moment:
+            lacking = [row for row in page_rows.by_node(moment, start, at) if row.unmetered_us]
+            return page_rows.unmetered_spans(moment, start, at, lacking[:most])
+
+    return deps.answers.ask(("unmetered", month, books(deps)), compute)
+
+
 @dataclass(frozen=True, slots=True)
 class MonthReadings:
     """The data of a month's reports, for the cluster and for each team. found_ms: when it was read."""

@@ -5,8 +5,8 @@ argument."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Final, Generic, TypeVar
 from urllib.parse import urlencode
@@ -320,6 +320,42 @@ def by_node(ledger: Moment, start_ms: int, end_ms: int) -> tuple[NodeCoverage, .
         for line in ledger.usage((start_ms, end_ms), ("cluster", "node")).lines()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.unmetered_us, row.cluster, row.node)))
+
+
+@dataclass(frozen=True, slots=True)
+class UnmeteredSpan:
+    """Adjacent hours of a node, in each of which some time is unmetered: from the first to the end of the last."""
+
+    cluster: str
+    node: str
+    start_ms: int
+    end_ms: int
+    unmetered_us: int
+
+
+def unmetered_spans(
+    ledger: Moment, start_ms: int, end_ms: int, nodes: Collection[NodeCoverage]
+) -> tuple[UnmeteredSpan, ...]:
+    """When time of these nodes is unmetered, the newest first."""
+    if not nodes or start_ms >= end_ms:
+        return ()
+    edges = [start_ms, *range(start_ms - start_ms % MS_PER_HOUR + MS_PER_HOUR, end_ms, MS_PER_HOUR), end_ms]
+    usage = ledger.usage(edges, ("cluster", "node"), {"node": sorted({row.node for row in nodes})}, measures=())
+    keys, of_row = usage.keyed(("cluster", "node"))
+    wanted = {(row.cluster, row.node) for row in nodes}
+    by_node: dict[tuple[str, ...], list[UnmeteredSpan]] = {}
+    for span, key, gpu_us in zip(usage.span.tolist(), of_row.tolist(), usage.column("unmetered").tolist(), strict=True):
+        cluster, node = keys[key]
+        if not gpu_us or (cluster, node) not in wanted:
+            continue
+        found = by_node.setdefault((cluster, node), [])
+        if found and found[-1].end_ms == edges[span]:
+            last = found.pop()
+            found.append(replace(last, end_ms=edges[span + 1], unmetered_us=last.unmetered_us + gpu_us))
+        else:
+            found.append(UnmeteredSpan(cluster, node, edges[span], edges[span + 1], gpu_us))
+    every = (one for found in by_node.values() for one in found)
+    return tuple(sorted(every, key=lambda one: (-one.end_ms, one.cluster, one.node)))
 
 
 def total_coverage(nodes: Iterable[NodeCoverage]) -> NodeCoverage:

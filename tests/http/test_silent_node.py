@@ -151,3 +151,33 @@ def test_a_pod_that_is_known_to_have_ended_on_a_silent_node_ended(service: Servi
         batch([], [ended], cluster="prod", node="n3", epoch="later"),
     )
     assert states(service)["nlp"] == "ended"
+
+
+def missing(service: Service) -> list[str]:
+    """The texts of the page's table of missing records, from its first row on."""
+    answer = client_of(service).get("/coverage", headers={"Accept": "text/html"})
+    assert answer.status_code == 200, answer.text
+    texts = [text.strip() for text in read(answer.text).texts if text.strip()]
+    return texts[texts.index("What to do") + 1 :]
+
+
+def test_the_page_of_coverage_says_when_a_node_lacks_records_why_and_what_to_do(service: Service) -> None:
+    start, end, node, cluster, hours, why, what = missing(service)[:7]
+    assert (start, end, node, cluster, hours) == ("1 Nov 00:00", "1 Nov 12:00", "n3", "prod", "12.0")
+    assert "no later record" in why
+    assert "agent" in what
+
+
+def test_a_gap_between_records_has_its_hours(tmp_path: Path, clock: VirtualClock) -> None:
+    """n1 lacks the three hours before 9:00."""
+    chosen = settings_in(tmp_path, inventory=INVENTORY)
+    with Service(chosen, clock) as running:
+        deliver(
+            running.ledger, NOW_MS,
+            batch([*held(11, 5, "GPU-1"), *held(3, 3, "GPU-1")], cluster="prod", node="n1"),
+        )  # fmt: skip
+        (start, end, node, _, hours, why, what) = missing(running)[:7]
+        assert (start, end, node, hours) == ("1 Nov 06:00", "1 Nov 09:00", "n1", "3.0")
+        assert why
+        assert what
+        assert missing(running)[7] != "n1", "one gap is one row"
