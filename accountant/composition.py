@@ -322,7 +322,7 @@ class Service:
             self.tasks,
             guard=clock,
             lake=self._publisher,
-            pods_heard_ms=None if self._cluster is None else partial(getattr, self._cluster, "pods_heard_ms"),
+            pods_heard_ms=self._pods_heard(),
         )
         self.app = create_app(self._deps)
         self.listeners = self._compatible(metrics)
@@ -331,6 +331,11 @@ class Service:
         self._lake_routines = Routines(clock, maintenance.lake_routines(), self.tasks)
         self._warmed = ""
         """Version of the policy whose window was last queried."""
+
+    def _pods_heard(self) -> Callable[[], int | None] | None:
+        """What returns the time of the API server's last answer about pods; None if the inventory was given."""
+        cluster = self._cluster
+        return None if cluster is None else lambda: cluster.pods_heard_ms
 
     def book(self) -> PriceBook | None:
         """The price book in force; None if there is none."""
