@@ -21,6 +21,7 @@ from tests.plugin_cases import plugin_cases
 
 PAGE = (Path(__file__).parents[2] / "docs/schedulers.md").read_text("utf-8")
 REFS = re.findall(r"^\| ((?:`[a-z-]+:[A-Z/]+`(?:, )?)+) \| [^|]+ \| ([^|]+) \|$", PAGE, re.MULTILINE)
+NAMED = re.findall(r"^\| ((?:`[a-z-]+:[A-Z/]+`(?:, )?)+) \| ([^|]+) \|", PAGE, re.MULTILINE)
 MODES = dict(re.findall(r"^\| `(weight|deserved|hierarchy)` \| [^|]+ \| ([^|]+) \| [^|]+ \|$", PAGE, re.MULTILINE))
 
 
@@ -33,9 +34,16 @@ def _written(field: str) -> tuple[str, ...]:
     return (*name.split("."), *([key.removesuffix('"]')] if key else []))
 
 
-def test_the_page_has_every_ref() -> None:
-    prefixes = {ref.partition(":")[0] for refs, _ in REFS for ref in re.findall(r"`([^`]+)`", refs)}
-    assert prefixes >= {prefix for adapter in adapters() for prefix in adapter.prefixes}
+def test_the_page_has_every_ref_and_no_other() -> None:
+    """A row of a scheduler that is not there has a section of the page about it: they go together."""
+    titles = {ref.partition(":")[0]: title for refs, title in NAMED for ref in re.findall(r"`([^`]+)`", refs)}
+    known = {prefix for adapter in adapters() for prefix in adapter.prefixes}
+    assert known <= titles.keys()
+    there = {prefix.partition("-")[0] for prefix in known}
+    sections = re.findall(r"^## (\S+)$", PAGE, re.MULTILINE)
+    for prefix in titles.keys() - known:
+        assert prefix.partition("-")[0] not in there, f"no adapter of the scheduler reads {prefix}:"
+        assert titles[prefix].split()[0] in sections, f"no adapter reads {prefix}:"
 
 
 def _two(kind: Kind, spec: Mapping[str, Any], status: Mapping[str, Any] | None = None, **more: Any) -> list[Object]:
