@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Annotated, Final, Literal, get_args
 
@@ -127,18 +128,12 @@ def parse_invoice(source: str, text: str, currency: str) -> Invoice:
     separated by commas, semicolons or tabs.
 
     currency: of lines that name none. Raises Refusal with the number of the line, the reason and what to write."""
-    heading, _, _ = text.lstrip().partition("\n")
-    separator = max(",;\t", key=heading.count)
-    rows = csv.DictReader(io.StringIO(text.strip()), delimiter=separator, restkey="")
-    columns = {name.strip().casefold(): name for name in rows.fieldnames or ()}
-    if missing := sorted(_NEEDED - set(columns)):
-        raise invalid(
-            "lines", f"the first line has no column {' and '.join(missing)}: name the columns, of {', '.join(COLUMNS)}"
-        )
-    if unknown := sorted(set(columns) - set(COLUMNS)):
-        raise invalid("lines", f"the first line has the column {unknown[0]!r}: the columns are {', '.join(COLUMNS)}")
+    text = text.strip("\ufeff \t\r\n").replace("\r\n", "\n").replace("\r", "\n")
+    heading, _, _ = text.partition("\n")
+    rows = csv.DictReader(io.StringIO(text), delimiter=max(",;\t", key=heading.count), restkey="")
     lines = []
     try:
+        columns = _columns(rows.fieldnames or ())
         for row in rows:
             if row.get(""):
                 raise invalid("lines", f"line {rows.line_num} has more values than the first line has columns")
@@ -151,6 +146,20 @@ def parse_invoice(source: str, text: str, currency: str) -> Invoice:
         raise invalid("lines", f"line {rows.line_num}, {field}: {fault_text(first)}") from error
     except csv.Error as error:
         raise invalid("lines", f"line {rows.line_num}: {error}") from error
+
+
+def _columns(heading: Sequence[str]) -> dict[str, str]:
+    """The columns of an invoice's text by their names, each as its heading writes it. Raises Refusal."""
+    columns = {name.strip().casefold(): name for name in heading}
+    if missing := sorted(_NEEDED - set(columns)):
+        raise invalid(
+            "lines", f"the first line has no column {' and '.join(missing)}: name the columns, of {', '.join(COLUMNS)}"
+        )
+    if unknown := sorted(set(columns) - set(COLUMNS)):
+        raise invalid("lines", f"the first line has the column {unknown[0]!r}: the columns are {', '.join(COLUMNS)}")
+    if len(columns) < len(heading):
+        raise invalid("lines", "the first line names a column twice: keep the one that counts")
+    return columns
 
 
 def invoice_text(invoice: Invoice) -> str:

@@ -175,6 +175,8 @@ def test_a_reader_compares_nothing_and_sees_no_form(invoiced):
         ("item,amount,colour\nx,1,red", "colour"),
         ("item,amount\nx,1\ny,two", "line 3"),
         ("item,amount\nx,1,2", "line 2"),
+        ("item,amount,Amount\nx,1,2", "twice"),
+        ("item," + "a" * 140_000 + "\nx,1", "line"),
         ("item,amount\n,1", "line 2"),
         ("item,amount\nx,1e99", "line 2"),
         ("item,amount\nx,nan", "line 2"),
@@ -193,6 +195,11 @@ def test_a_form_that_is_too_large_or_says_no_known_step_is_refused(unkept):
     assert sent(unkept, "compare", "item,amount\n" + "x" * 300_000).status_code == 413
     assert sent(unkept, "guess").status_code == 422
     assert sent(unkept, "compare", "item,amount,currency\nx,1,USD").status_code == 409
+
+
+@pytest.mark.parametrize("text", ["item,amount\rx,1\ry,2", "\ufeffitem,amount\r\nx,1\r\ny,2\r\n"])
+def test_an_invoice_may_end_its_lines_as_any_program_does(text):
+    assert [(line.item, line.amount) for line in parse_invoice("", text, "EUR").lines] == [("x", 1), ("y", 2)]
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
