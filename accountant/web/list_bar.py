@@ -252,11 +252,11 @@ class Bar:
 
     @property
     def tidy(self) -> str:
-        """The address of this view with the filter that the form adds."""
-        where = dict(self.params.where)
-        if self.params.add is not None and self.params.value:
-            values = where.get(self.params.add, ())
-            where[self.params.add] = tuple(dict.fromkeys((*values, self.params.value)))
+        """The address of this page of the view; with the filter that the form adds, of its first page."""
+        params, where = self.params, dict(self.params.where)
+        if params.add is None or not params.value:
+            return self.url(page=params.page if params.page > 1 else None)
+        where[params.add] = tuple(dict.fromkeys((*where.get(params.add, ()), params.value)))
         return self.url(where=where)
 
     def is_tidy(self, request: Request) -> bool:

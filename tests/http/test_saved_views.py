@@ -136,6 +136,8 @@ def test_a_view_that_an_earlier_version_saved_opens_in_its_order(start_service, 
         ("/explore?by=pod&sort=-busy", "/explore?by=pod&sort=busy:desc"),
         ("/jobs?sort=idle&reverse=true", "/jobs?sort=idle:asc"),
         ("/jobs?sort=idle&reverse=false", "/jobs?sort=idle:desc"),
+        ("/jobs?sort=idle&reverse=true&page=3", "/jobs?sort=idle:asc&page=3"),
+        ("/explore?by=pod&sort=-busy&page=2", "/explore?by=pod&sort=busy:desc&page=2"),
         ("/nodes?start=3d&sort=pool&reverse=true", "/nodes?start=3d&sort=pool:desc"),
     ],
 )
