@@ -70,15 +70,8 @@ def list_nodes(params: Annotated[NodesParams, Query()], deps: AppDeps, principal
             before = None
             if params.compare:
                 earlier = spans[1].start_ms, spans[1].end_ms
-                before = EarlierSpan.of(earlier, moment.usage(earlier, ()))
-            found = node_list.machines(
-                moment,
-                page.start_ms,
-                page.end_ms,
-                where or None,
-                span.timezone,
-                None if before is None else before.known,
-            )
+                before = EarlierSpan.of(earlier, moment.usage(earlier, ("cluster",)))
+            found = node_list.machines(moment, page.start_ms, page.end_ms, where or None, span.timezone, before)
         nodes = node_list.chosen(found, choice)
         lines = tuple(
             NodeLine(
@@ -95,7 +88,7 @@ def list_nodes(params: Annotated[NodesParams, Query()], deps: AppDeps, principal
             start_ms=page.start_ms, end_ms=page.end_ms, lines=lines, count=len(lines), total_gpu_us=total,
             before=None if before is None else NodesBefore(
                 start_ms=before.start_ms, end_ms=before.end_ms, coverage=before.coverage,
-                total_gpu_us=None if before.known is None else added(compared),
+                total_gpu_us=added(compared) if compared or (before.known and not nodes) else None,
             ),
             note=note,
         )  # fmt: skip

@@ -438,17 +438,8 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
             before = None
             if params.compare:
                 earlier = spans[1].start_ms, spans[1].end_ms
-                before = EarlierSpan.of(earlier, moment.usage(earlier, ()))
-            listed = asking.list_jobs(
-                moment,
-                book,
-                page.start_ms,
-                page.end_ms,
-                page.at_ms,
-                where or None,
-                zone,
-                None if before is None else before.known,
-            )
+                before = EarlierSpan.of(earlier, moment.usage(earlier, ("cluster",)))
+            listed = asking.list_jobs(moment, book, page.start_ms, page.end_ms, page.at_ms, where or None, zone, before)
             chosen = asking.chosen(listed, choice, params.state)
             held_before, cost_before = asking.before(chosen)
             known = [one.cost for one in chosen if one.cost is not None]

@@ -47,7 +47,7 @@ from accountant.core.claim_overlap import Span
 from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.core.record_age import silent_nodes
 from accountant.ledger.protocols import EpochReport, JobKey, JobPods, Moment, QueuedPod, of_holders
-from accountant.ledger.usage import HELD, PRICED_BY, Place, Usage, Where
+from accountant.ledger.usage import HELD, PRICED_BY, EarlierSpan, Place, Usage, Where
 from accountant.prices.price_book import Price, PriceBook
 from accountant.wire.option_types import JobKind, JobState, Order
 from accountant.wire.usage_cost_and_job_models import (
@@ -269,7 +269,8 @@ class JobFigures:
 
     cost: None if some of its time has no price.
     waited_ms: the longest wait of its pods in their queues; None if unknown.
-    before: GPU-µs held, GPU-µs idle and the cost in the span before; None if it is not compared."""
+    before: GPU-µs held, GPU-µs idle and the cost in the span before; None if it is not compared, or nothing is known
+        of its cluster then."""
 
     key: JobKey
     state: JobState
@@ -294,14 +295,15 @@ class JobList:
         where: Where | None,
         timezone: str,
         held_until_ms: int | None = None,
-        before: Span | None = None,
+        before: EarlierSpan | None = None,
     ) -> None:
         """held_until_ms: the instant after which none of the jobs held a GPU, if known.
-        before: an earlier span to compare with, of which something is known; its jobs are listed too."""
+        before: an earlier span to compare with; its jobs are listed too."""
         start_ms, end_ms = span
         self._ledger, self._span, self._where = ledger, span, where
         self._held = _HeldTime(charge_table(ledger, book, start_ms, end_ms, BY, where, timezone))
-        self._before = None if before is None else _HeldTime(charge_table(ledger, book, *before, BY, where, timezone))
+        compared = None if before is None else before.known
+        self._before = _HeldTime(charge_table(ledger, book, *compared, BY, where, timezone)) if compared else None
         status = ledger.status()
         recent, until = status.recent_span(min(end_ms, status.newest_ms - SETTLE_MS), BURN_MS)
         self._burnt_ms = since, _ = max(start_ms, recent), until
@@ -323,15 +325,16 @@ class JobList:
             pods = ledger.pods_by_job(*span)
         self._unseen = self._unseen_jobs(pods)
         held = self._held.figures()
-        earlier = None if self._before is None else self._before.figures()
+        earlier = {} if self._before is None else self._before.figures()
+        clusters = frozenset[str]() if before is None else before.clusters
         burning = self._burning.keys if self._is_whole else ()
         self.figures = [
             JobFigures(
                 key, self._state(key, pods.get(key)), *held.get(key, _NOTHING),
                 pods[key].waited_ms(until_ms) if key in pods else None,
-                None if earlier is None else earlier.get(key, _NOTHING),
+                earlier.get(key, _NOTHING) if key.cluster in clusters else None,
             )
-            for key in called_off.each(sorted({*held, *burning, *pods, *(earlier or ())}))
+            for key in called_off.each(sorted({*held, *burning, *pods, *earlier}))
         ]  # fmt: skip
 
     def _unseen_jobs(self, pods: Mapping[JobKey, JobPods]) -> set[JobKey]:
@@ -515,11 +518,18 @@ def chosen(jobs: JobList, choice: JobChoice, state: JobState | None = None) -> l
 
 
 def in_order(rows: Sequence[T], rank: Callable[[T], Any], *, descending: bool) -> list[T]:
-    """The rows by their rank; those of equal rank stay as they are, and those whose rank is None are last."""
+    """The rows by their rank; those of equal rank stay as they are. Those whose rank is None are last; before them are
+    those whose rank is a tuple that begins with None, by its rest."""
     ranked = [(rank(row), row) for row in rows]
-    known = [pair for pair in ranked if pair[0] is not None]
+    known = [pair for pair in ranked if pair[0] is not None and not _is_partly_known(pair[0])]
+    partly = [pair for pair in ranked if _is_partly_known(pair[0])]
     known.sort(key=lambda pair: pair[0], reverse=descending)
-    return [row for _, row in known] + [row for value, row in ranked if value is None]
+    partly.sort(key=lambda pair: pair[0][1:], reverse=descending)
+    return [row for _, row in (*known, *partly)] + [row for value, row in ranked if value is None]
+
+
+def _is_partly_known(rank: Any) -> bool:
+    return isinstance(rank, tuple) and rank[0] is None
 
 
 def rank_of(column: str) -> Callable[[Job], Any]:
@@ -540,7 +550,7 @@ _BY_FIGURES: Final[Mapping[str, Callable[[JobFigures], Any]]] = {
     "namespace": lambda one: one.key.namespace,
     "state": lambda one: one.state,
     "kind": lambda one: kind_of(one.key.job),
-    "cost": lambda one: (one.cost or 0, one.allocated_us),
+    "cost": lambda one: (one.cost, one.allocated_us),
     "gpu_hours": lambda one: one.allocated_us,
     "idle": lambda one: (one.idle_us, one.allocated_us),
     "waited": lambda one: one.waited_ms,
@@ -551,7 +561,7 @@ _BY_JOB: Final[Mapping[str, Callable[[Job], Any]]] = {
     "namespace": lambda job: job.namespace,
     "state": lambda job: job.state,
     "kind": lambda job: job.kind,
-    "cost": lambda job: (job.cost or 0, job.accounts_gpu_us.allocated),
+    "cost": lambda job: (job.cost, job.accounts_gpu_us.allocated),
     "gpu_hours": lambda job: job.accounts_gpu_us.allocated,
     "idle": lambda job: (job.accounts_gpu_us.allocated_idle, job.accounts_gpu_us.allocated),
     "waited": lambda job: job.waited_ms,
@@ -581,7 +591,7 @@ def list_jobs(
     now_ms: int,
     where: Where | None = None,
     timezone: str = "UTC",
-    before: Span | None = None,
+    before: EarlierSpan | None = None,
 ) -> JobList:
     """Return the jobs that held GPUs or had pods in [start_ms, end_ms).
 
@@ -590,9 +600,12 @@ def list_jobs(
     return JobList(ledger, book, (start_ms, end_ms), min(now_ms, end_ms), where, timezone, before=before)
 
 
-def before(figures: Sequence[JobFigures]) -> tuple[int, Decimal | None]:
-    """GPU-µs and cost of compared jobs in the span before; the cost is None if a part of it has no price."""
+def before(figures: Sequence[JobFigures]) -> tuple[int | None, Decimal | None]:
+    """GPU-µs and cost of compared jobs in the span before; both are None if nothing is known of any, and the cost if a
+    part of it has no price."""
     parts = [one.before for one in figures if one.before is not None]
+    if figures and not parts:
+        return None, None
     costs = [cost for _, _, cost in parts if cost is not None]
     return sum(held for held, _, _ in parts), exact_sum(costs) if len(costs) == len(parts) else None
 

@@ -79,7 +79,7 @@ from accountant.web.job_list_page import bar_of as jobs_bar_of
 from accountant.web.list_bar import Bar, ListOrder
 from accountant.web.list_files import FileFormat, FileKind, ListRecords, list_file
 from accountant.web.node_list_page import COLUMNS as NODE_COLUMNS
-from accountant.web.node_list_page import NODES_A_PAGE, NodeListParams, bar_of, file_fields, totals_of
+from accountant.web.node_list_page import NODES_A_PAGE, NodeListParams, bar_of, file_fields, totals_before, totals_of
 from accountant.web.node_list_page import change_of as node_change_of
 from accountant.web.page_queries import ListedNodes, ListSpan
 from accountant.web.page_rows import paged
@@ -456,7 +456,7 @@ def jobs_page(request: Request, asked: AskedJobs, deps: AppDeps, principal: Read
     found, left_out = _jobs_of_ledgers(_state(request), asked, principal, asked.page * JOBS_A_PAGE)
     rows, sums = _in_order(found, asked), [one.jobs for one in found.values()]
     # The sums of all pages are exact, and so many jobs of each ledger are read that this page has its own.
-    shown = paged(rows, asked.page, JOBS_A_PAGE, bar.page_url, sum(one.count for one in sums))
+    shown = paged(rows, asked.page, JOBS_A_PAGE, bar.page_url, sum(one.count for one in sums), 0)
     zone, span = periods.zone(bar.span.timezone), bar.span
     (whole, currency) = _added(sums, [one.currency for one in found.values()])
     return _page(
@@ -600,7 +600,7 @@ def nodes_page(request: Request, asked: AskedNodes, deps: AppDeps, principal: Re
         span_text=figure_formatting.span_of(bar.span.start_ms, bar.span.end_ms, zone),
         order=ListOrder(bar.url, asked.order, NODE_ORDERS.ascending.__contains__),
         compared_with=compared["before"], before_text=compared["before_text"], change=node_change_of,
-        totals_before=totals_of([node.then for node in ranked if node.then is not None]),
+        totals_before=totals_before(ranked, compared["before"]),
         relative=figure_formatting.relative_of,
     )  # fmt: skip
 

@@ -306,16 +306,21 @@ def added(accounts: Iterable[Accounts]) -> Accounts:
 
 @dataclass(frozen=True, slots=True)
 class EarlierSpan:
-    """The span before, to compare with. coverage: as `coverage`."""
+    """The span before, to compare with.
+
+    coverage: as `coverage`.
+    clusters: those of which something is known. What is of another one is unknown and not zero."""
 
     start_ms: int
     end_ms: int
     coverage: float | None
+    clusters: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, span: tuple[int, int], usage: Usage) -> EarlierSpan:
-        """usage: all usage of the span."""
-        return cls(*span, coverage(usage))
+        """usage: all usage of the span, by cluster."""
+        known = frozenset(line.key["cluster"] for line in usage.lines() if coverage([line]))
+        return cls(*span, coverage(usage), known)
 
     @property
     def known(self) -> tuple[int, int] | None:

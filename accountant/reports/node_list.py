@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from accountant.core.claim_overlap import Span
 from accountant.core.record_age import is_old
 from accountant.ledger.protocols import Down, Moment, NodeFacts
-from accountant.ledger.usage import Where, sum_of_usage_lines
+from accountant.ledger.usage import EarlierSpan, Where, sum_of_usage_lines
 from accountant.reports.report_breakdowns import share
 from accountant.wire.option_types import Order
 from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
@@ -23,7 +22,7 @@ class Machine:
     down: why it cannot be used now, "" if it can.
     newest_ms: the end of its newest record; None if unknown.
     outages: when it could not be used in the span, the newest first.
-    before: its accounts in the span before; None if it is not compared."""
+    before: its accounts in the span before; None if it is not compared, or nothing is known of its cluster then."""
 
     cluster: str
     name: str
@@ -57,20 +56,21 @@ def machines(
     end_ms: int,
     where: Where | None = None,
     timezone: str = "UTC",
-    before: Span | None = None,
+    before: EarlierSpan | None = None,
 ) -> tuple[Machine, ...]:
     """The nodes with records in the span or with facts, sorted by cluster and name.
 
     where: only nodes with time that matches, and only this time; and nodes without any that the filter names.
-    before: an earlier span to compare with, of which something is known; its nodes are listed too."""
+    before: an earlier span to compare with; its nodes are listed too."""
     status = ledger.status()
     facts_of = {(node.cluster, node.name): node for node in status.nodes}
     lines: dict[tuple[str, str], list[UsageLine]] = {}
     for line in ledger.usage((start_ms, end_ms), ("cluster", "node", "gpu_model"), where, timezone).lines():
         lines.setdefault((line.key["cluster"], line.key["node"]), []).append(line)
+    compared = None if before is None else before.known
     earlier = {
         (line.key["cluster"], line.key["node"]): line.accounts_gpu_us
-        for line in (ledger.usage(before, ("cluster", "node"), where, timezone).lines() if before is not None else ())
+        for line in (ledger.usage(compared, ("cluster", "node"), where, timezone).lines() if compared else ())
     }
     devices, newest = status.gpus_at(start_ms, end_ms), status.newest_by_node
     rows = []
@@ -93,7 +93,7 @@ def machines(
                     for one in reversed(fact.down if fact else ())
                     if one.start_ms < end_ms and (one.end_ms is None or one.end_ms > start_ms)
                 ),
-                before=None if before is None else earlier.get(key, Accounts()),
+                before=earlier.get(key, Accounts()) if before is not None and key[0] in before.clusters else None,
             )
         )
     return tuple(rows)
@@ -121,9 +121,9 @@ class NodeChoice(NamedTuple):
 _RANKS: Final[Mapping[str, Callable[[Machine], Any]]] = {
     "name": lambda node: (node.cluster, node.name),
     "cluster": lambda node: node.cluster,
-    "pool": lambda node: (node.pool, node.capacity_type),
-    "capacity_type": lambda node: node.capacity_type,
-    "model": lambda node: node.models,
+    "pool": lambda node: (node.pool, node.capacity_type) if node.pool else None,
+    "capacity_type": lambda node: node.capacity_type or None,
+    "model": lambda node: node.models or None,
     "silent": lambda node: node.newest_ms,
     "gpus": lambda node: node.gpus,
     "capacity": lambda node: node.accounts.total,

@@ -18,6 +18,7 @@ from accountant.api.node_routes import NODES_SPAN, NODES_WIDTH
 from accountant.api.query_parameters import Edge, check_cost, with_span_before
 from accountant.core import periods
 from accountant.exports.protocol import file_name
+from accountant.ledger.usage import EarlierSpan
 from accountant.reports import figure_formatting, node_list
 from accountant.reports.node_list import Machine, NodeChoice
 from accountant.web import month_and_decision_pages, page_queries, saved_views
@@ -121,6 +122,13 @@ def totals_of(nodes: Sequence[Machine]) -> dict[str, int]:
     return {name: sum(map(of, nodes)) for name, of in figures.items()}
 
 
+def totals_before(nodes: Sequence[Machine], before: EarlierSpan | None) -> dict[str, int]:
+    """The sums of the figures of the span before, by column; none if they are unknown."""
+    then = [node.then for node in nodes if node.then is not None]
+    known = before is not None and before.known is not None and (then or not nodes)
+    return totals_of(then) if known else {}
+
+
 def bar_of(path: str, params: NodeListParams, deps: Deps, more: Mapping[str, tuple[str, ...]] | None = None) -> Bar:
     """The bar of a list of nodes. more: further parameters of the page. Raises Refusal."""
     now = deps.clock.wall_ms()
@@ -156,7 +164,7 @@ def nodes_page(request: Request, params: AskedNodes, deps: AppDeps, principal: R
     return month_and_decision_pages.page(
         request, "/nodes", "nodes.html", deps, bar=bar, titles=bar.titles, named=named, nodes=page.rows, shown=page,
         totals=totals_of(nodes), compared_with=earlier, change=change_of,
-        totals_before=totals_of([node.then for node in nodes if node.then is not None]) if earlier else {},
+        totals_before=totals_before(nodes, earlier),
         before_text="" if earlier is None else figure_formatting.span_of(earlier.start_ms, earlier.end_ms, zone),
         relative=figure_formatting.relative_of, gpus=sum(node.gpus for node in nodes),
         as_of_ms=answer.as_of_ms, quiet={(one.cluster, one.name) for one in page.rows if one.is_silent(now)},

@@ -173,7 +173,8 @@ class ListSpan:
         with deps.ledger.moment(first, until) as moment:
             within = self.within(moment, at_ms)
             before = periods.span_before(*within, zone)
-            yield moment, within, EarlierSpan.of(before, moment.usage(before, ())) if self.compared else None
+            earlier = EarlierSpan.of(before, moment.usage(before, ("cluster",))) if self.compared else None
+            yield moment, within, earlier
 
     @classmethod
     def of(cls, params: SpanParams, deps: Deps, *, compared: bool = False) -> ListSpan:
@@ -235,8 +236,7 @@ def every_job(
 def _listed(deps: Deps, span: ListSpan, where: Where) -> Iterator[tuple[JobList, EarlierSpan | None]]:
     at = deps.clock.wall_ms()
     with span.moment(deps, at) as (moment, within, before):
-        known = None if before is None else before.known
-        yield job_costs.list_jobs(moment, deps.book(), *within, at, where or None, span.timezone, known), before
+        yield job_costs.list_jobs(moment, deps.book(), *within, at, where or None, span.timezone, before), before
 
 
 def _filters(where: Where) -> Hashable:
@@ -260,8 +260,7 @@ def machines(
     def compute() -> ListedNodes:
         check()
         with span.moment(deps, deps.clock.wall_ms()) as (moment, within, before):
-            known = None if before is None else before.known
-            return ListedNodes(node_list.machines(moment, *within, where or None, span.timezone, known), before)
+            return ListedNodes(node_list.machines(moment, *within, where or None, span.timezone, before), before)
 
     return deps.answers.ask(("machines", span, _filters(where), books(deps)), compute)
 

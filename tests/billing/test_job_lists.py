@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from decimal import Decimal
 from itertools import product
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from msgspec.structs import replace
 
-from accountant.billing.job_costs import JobChoice, JobList, chosen, list_jobs
+from accountant.billing.job_costs import JobChoice, JobFigures, JobList, chosen, list_jobs
 from accountant.billing.queue_waits import pod_wait, pods_by_job
 from accountant.ledger.protocols import Facts, JobKey, QueuedPod
 from accountant.ledger.usage import Where
@@ -91,6 +94,15 @@ def test_jobs_are_ordered_by_the_longest_wait_of_their_pods(ledger: DuckLedger, 
         assert [job.waited_ms for job in listed.built(in_order)] == sorted(
             (one.waited_ms for one in listed.figures), key=lambda wait: -1 if wait is None else wait, reverse=True
         )
+
+
+@pytest.mark.parametrize(("descending", "names"), [(True, "dear cheap more less"), (False, "cheap dear less more")])
+def test_a_cost_that_is_not_known_is_last_in_both_orders(descending: bool, names: str) -> None:
+    costs = {"less": (1, None), "more": (9, None), "cheap": (5, Decimal(1)), "dear": (2, Decimal(7))}
+    figures = [JobFigures(JobKey("", "", name), "ended", held, 0, cost) for name, (held, cost) in costs.items()]
+    listed = cast(JobList, SimpleNamespace(figures=figures))
+    found = chosen(listed, JobChoice(order=Order("cost", descending=descending)))
+    assert [one.key.job for one in found] == names.split()
 
 
 @pytest.mark.parametrize("where", [None, {"namespace": ("team-1",)}])

@@ -37,6 +37,7 @@ from accountant.fleet.fleet_server import FleetService
 from accountant.lake.engines.duckdb.engine import DuckDbEngine
 from accountant.runtime.ingest import Ingest
 from accountant.runtime.job_and_task_metrics import AccountantMetrics
+from accountant.web import page_queries
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
 from gputally.base.number_format import hours
@@ -305,6 +306,26 @@ def test_the_pages_of_the_jobs_of_all_clusters_are_the_list(
         page = client.get(f"/fleet/jobs?{MONTH}&sort=name&page={number}").text
         found = re.findall(r'href="/clusters/(north|south)/job/([^"]*)"', page)
         shown += [(name, unquote(id)) for name, id in found]
+    assert shown == whole
+
+
+@pytest.mark.parametrize("ledger", ["", "&ledger=north"])
+def test_the_links_between_pages_lead_to_every_job_of_a_ledger_however_many_are_read_at_once(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, ledger: str
+) -> None:
+    view = f"{MONTH}&sort=name&timezone=UTC{ledger}"
+    monkeypatch.setattr(fleet_routes, "JOBS_A_PAGE", 1)
+    monkeypatch.setattr(page_queries, "MOST_JOBS", 2)
+    whole = [(row["ledger"], row["id"]) for row in _file(client, f"/fleet/jobs.csv?{view}")]
+    assert len(whole) > 2
+    address: str | None = f"/fleet/jobs?{view}"
+    shown: list[tuple[str, str]] = []
+    while address is not None:
+        page = client.get(address).text
+        found = re.findall(r'href="/clusters/(north|south)/job/([^"]*)"', page)
+        shown += [(name, unquote(id)) for name, id in found]
+        following = re.search(r'href="(/fleet/jobs[^"]*page=\d+)" rel="next"', page)
+        address = None if following is None else following[1].replace("&amp;", "&")
     assert shown == whole
 
 

@@ -320,3 +320,35 @@ def test_a_list_is_compared_with_nothing_if_nothing_is_known_of_the_span_before(
     assert "before 0" not in client.get(f"/jobs?{view}", headers=PAGE).text
     row = next(csv.DictReader(io.StringIO(client.get(f"/jobs.csv?{view}").text)))
     assert row["allocated_gpu_hours_before"] == row["cost_before"] == ""
+
+
+@pytest.fixture
+def silent_before(start_service: StartService) -> TestClient:
+    """In the cluster prod vision held a GPU for ten hours; of edge, where nlp holds one, nothing is known before the
+    last five."""
+    running, _ = start_service(prices=price_book_text(H100=2), tokens="tokens:\n" + token_entry("all", "admin"))
+    deliver(
+        running.ledger, NOW_MS, batch(held(10, 10, "GPU-1", "vision"), cluster="prod", node="n1"),
+        batch(held(5, 5, "GPU-2", "nlp"), cluster="edge", node="n2"),
+    )  # fmt: skip
+    client = client_of(running)
+    client.headers.update(bearer("all"))
+    return client
+
+
+def test_jobs_and_nodes_of_a_cluster_of_which_nothing_is_known_before_are_not_compared_with_zero(
+    silent_before: TestClient,
+) -> None:
+    view = "start=5h&compare=true"
+    jobs = {job["cluster"]: job for job in silent_before.get(f"/v1/jobs?{view}").json()["jobs"]}
+    nodes = {node["cluster"]: node for node in silent_before.get(f"/v1/nodes?{view}").json()["lines"]}
+    assert sum(jobs["prod"]["before"]["accounts_gpu_us"].values()) == 5 * US_PER_HOUR
+    assert "before" not in jobs["edge"]
+    assert "before_gpu_us" not in nodes["edge"]
+    for path in ("jobs", "nodes"):
+        rows = csv.DictReader(io.StringIO(silent_before.get(f"/{path}.csv?{view}").text))
+        assert {row["cluster"]: row["allocated_gpu_hours_before"] for row in rows}["edge"] == ""
+        only = f"{view}&where.cluster=edge"
+        assert "before 0" not in silent_before.get(f"/{path}?{only}", headers=PAGE).text
+        assert silent_before.get(f"/v1/{path}?{only}").json()["before"]["total_gpu_us"] is None
+    assert silent_before.get(f"/v1/jobs?{view}&where.cluster=edge").json()["before"]["total_cost"] is None
