@@ -335,8 +335,6 @@ def complete(pod: PodSighting, chain: Chain) -> PodFacts:
 
 def _end(pod: PodObject) -> PodEnd:
     status = pod.status
-    grace_s = pod.metadata.deletion_grace_period_seconds or 0
-    until_ms = milliseconds(pod.metadata.deletion_timestamp)
     return PodEnd(
         pod.spec.scheduler_name,
         [
@@ -352,8 +350,9 @@ def _end(pod: PodObject) -> PodEnd:
             for one in status.container_statuses or ()
             if (end := one.state.terminated) is not None
         ],
-        # The timestamp is that of the end of its grace period.
-        None if until_ms is None else until_ms - grace_s * MS_PER_SECOND,
+        pod.metadata.deletion_timestamp is not None,
+        milliseconds(pod.metadata.deletion_timestamp),
+        pod.metadata.deletion_grace_period_seconds or 0,
     )
 
 

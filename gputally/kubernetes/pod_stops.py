@@ -15,6 +15,7 @@ from functools import cache
 from typing import Final
 
 from gputally.base.pod_stop import DELETED, EVICTED, FAILED, PREEMPTED, PodStop, bounded
+from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.scheduler_plugins import schedulers
 
 DISRUPTION: Final = "DisruptionTarget"
@@ -57,7 +58,9 @@ class PodEnd:
     conditions: those that are true.
     phase, reason, message: of the status; the kubelet writes a reason if it ends a pod itself.
     ended: its containers that have ended.
-    deleted_ms: since when it is being deleted; None if it is not."""
+    is_deleted: whether it is being deleted.
+    until_ms: the end of its grace period then; None if unknown.
+    grace_s: the length of that period, of any size: its author chooses it."""
 
     scheduler: str
     conditions: Iterable[StopCondition]
@@ -65,7 +68,16 @@ class PodEnd:
     reason: str
     message: str
     ended: Iterable[EndedContainer]
-    deleted_ms: int | None
+    is_deleted: bool
+    until_ms: int | None
+    grace_s: int
+
+    @property
+    def deleted_ms(self) -> int | None:
+        """Since when it is being deleted; None if unknown: the API server adds the period to its clock, and a very long
+        one overflows."""
+        since_ms = -1 if self.until_ms is None else self.until_ms - self.grace_s * MS_PER_SECOND
+        return since_ms if since_ms > 0 else None
 
 
 @cache
@@ -79,7 +91,7 @@ def stop_of(pod: PodEnd) -> PodStop | None:
     if pod.phase == "Succeeded":
         return None
     stop = _disrupted(pod) or _failed(pod)
-    if stop is None and pod.deleted_ms is not None:
+    if stop is None and pod.is_deleted:
         stop = PodStop(DELETED, at_ms=pod.deleted_ms)
     return None if stop is None else bounded(stop)
 
@@ -107,7 +119,9 @@ def _failed(pod: PodEnd) -> PodStop | None:
         return PodStop(EVICTED, "kubelet", pod.reason, pod.message)
     errors = [one for one in pod.ended if one.exit_code]
     first = min(errors, key=lambda one: (one.at_ms is None, one.at_ms or 0), default=None)
-    if first is None or (pod.deleted_ms is not None and (first.at_ms is None or first.at_ms >= pod.deleted_ms)):
+    if first is None:
+        return None
+    if pod.is_deleted and (first.at_ms is None or pod.deleted_ms is None or first.at_ms >= pod.deleted_ms):
         return None
     message = f"container {first.name} ended with exit code {first.exit_code}"
     return PodStop(FAILED, "", first.reason, message, first.at_ms)

@@ -162,6 +162,10 @@ STOPS: dict[str, tuple[dict[str, Any], dict[str, Any], PodStop | None]] = {
         {"phase": "Failed", "containerStatuses": [exited(143, "Error")]},
         {"deletionTimestamp": LATER, "deletionGracePeriodSeconds": 30}, PodStop("deleted", at_ms=ONE_MS),
     ),
+    "deleted, with a grace period longer than time itself": (
+        {"phase": "Failed", "containerStatuses": [exited(143, "Error")]},
+        {"deletionTimestamp": "1734-05-01T00:00:00Z", "deletionGracePeriodSeconds": 2**63 - 1}, PodStop("deleted"),
+    ),
     "by itself, and well": (
         {"phase": "Succeeded", "containerStatuses": [exited(0, "Completed")]}, {"deletionTimestamp": LATER}, None,
     ),

@@ -464,7 +464,6 @@ def _last_end_ms(status: _PodStatus) -> int | None:
 
 def _end(pod: _Pod) -> PodEnd:
     status = pod.status or _PodStatus()
-    until_ms = _ms(pod.metadata.deletion_timestamp)
     return PodEnd(
         pod.spec.scheduler_name,
         [
@@ -480,8 +479,9 @@ def _end(pod: _Pod) -> PodEnd:
             for one in status.container_statuses or ()
             if one.state is not None and (end := one.state.terminated) is not None
         ],
-        # The timestamp is that of the end of its grace period.
-        None if until_ms is None else until_ms - (pod.metadata.deletion_grace_period_seconds or 0) * 1000,
+        pod.metadata.deletion_timestamp is not None,
+        _ms(pod.metadata.deletion_timestamp),
+        pod.metadata.deletion_grace_period_seconds or 0,
     )
 
 

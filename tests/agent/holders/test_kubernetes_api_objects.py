@@ -99,6 +99,14 @@ def test_the_status_says_by_whom_a_pod_was_stopped_and_why() -> None:
     assert facts().stop is None
 
 
+@pytest.mark.parametrize("until", ["2026-10-01T08:00:30Z", "1734-05-01T00:00:00Z"])
+def test_a_grace_period_of_any_length_leaves_the_facts_of_the_pod_and_when_it_was_deleted_is_unknown(
+    until: str,
+) -> None:
+    """Its author chooses the period. A time out of range would have the accountant refuse all of the pod's facts."""
+    assert facts(deletionTimestamp=until, deletionGracePeriodSeconds=2**63 - 1).stop == PodStop("deleted")
+
+
 def test_a_container_that_restarted_began_with_its_first_run() -> None:
     statuses = [{
         "state": {"running": {"startedAt": "2026-10-01T08:30:00Z"}},
