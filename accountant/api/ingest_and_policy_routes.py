@@ -46,7 +46,7 @@ from accountant.history_import.import_run import (
 )
 from accountant.ledger.journal import NewAct
 from accountant.ledger.protocols import Facts, ImportSpan, Receipt
-from accountant.runtime.ingest import decode
+from accountant.runtime.ingest import decode, with_short_stops
 from accountant.storage.write.batch_admission import fact_fault
 from accountant.wire.policy_models import Decision, DecisionKind, Policy, PolicyVersion
 from accountant.wire.usage_cost_and_job_models import (
@@ -308,7 +308,8 @@ async def report_pods(request: Request, deps: AppDeps, principal: Admin) -> Obse
             f"a report needs the name of its cluster and has at most {MOST_PODS} pods: split a larger one",
         )
     now_ms = deps.clock.wall_ms()
-    for number, pod in enumerate(report.pods):
+    pods = with_short_stops(report.pods)
+    for number, pod in enumerate(pods):
         if not pod.uid:
             raise Refusal("invalid-body", f"pods.{number}: every pod needs a uid")
         if (fault := fact_fault(pod, now_ms)) is not None:
@@ -316,7 +317,7 @@ async def report_pods(request: Request, deps: AppDeps, principal: Admin) -> Obse
 
     def take() -> ObservedPods:
         now = deps.clock.wall_ms()
-        facts = Facts(pods=tuple((report.cluster, pod) for pod in report.pods))
+        facts = Facts(pods=tuple((report.cluster, pod) for pod in pods))
         act = NewAct(now, "pods", report.cluster, principal.actor, f"{len(report.pods)} holders from {report.source}")
         deps.ledger.observe(facts, now, deps.books.closed_ms(), act)
         return ObservedPods(pods=len(report.pods))

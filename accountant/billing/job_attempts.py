@@ -46,6 +46,8 @@ _DECIDED_MS: Final = MS_PER_HOUR
 """A decision stops an attempt within this time: victims are warned, and pods have a grace period."""
 CONTROLLER: Final = "gputally"
 """Who stopped an attempt that gputally's controller stopped."""
+_FOUND_MS: Final = MS_PER_HOUR
+"""A pod that a failure of its node ended is found within this time after the node is back."""
 CLOCKS_DIFFER_MS: Final = MS_PER_MINUTE
 """Clocks of different machines differ by less."""
 
@@ -330,12 +332,15 @@ def _named(decision: Decision) -> list[str]:
 
 
 def _broken_node(nodes: Iterable[NodeFacts], one: _Stretch, until_ms: int) -> str | None:
-    """Why a node of the attempt could not be used when it stopped; None if all could."""
+    """Why a node of the attempt could not be used when it stopped; None if all could.
+
+    until_ms: the end of the attempt's pods."""
     names = {hold.node for hold in one.holds}
+    since_ms = max(one.end_ms - CLOCKS_DIFFER_MS, until_ms - _FOUND_MS)
     for node in nodes:
         for down in node.down if node.name in names else ():
             begins = one.start_ms <= down.start_ms <= until_ms + CLOCKS_DIFFER_MS
-            if begins and (down.end_ms is None or down.end_ms >= one.end_ms - CLOCKS_DIFFER_MS):
+            if begins and (down.end_ms is None or down.end_ms >= since_ms):
                 return f"{node.name} is down: {down.reason}" if down.reason else f"{node.name} is down"
     return None
 

@@ -234,15 +234,16 @@ def _cost(parts: Sequence[tuple[Price | None, int]]) -> Decimal | None:
 
 @dataclass(slots=True)
 class _ShownPods:
-    """What a job shows of its pods. payers: their distinct teams and queues. asks: the GPUs, or parts of them, that
-    those request which wait; None if none waits."""
+    """What a job shows of its pods. payers: their distinct teams and queues. waits: whether one waits. asks: the GPUs, or
+    parts of them, that those request which wait; None if unknown."""
 
     pods: int = 0
     running: int = 0
     payers: tuple[tuple[str, str], ...] = ()
     created_ms: int | None = None
     ended_ms: int | None = None
-    asks: int | None = None
+    waits: bool = False
+    asks: int | None = 0
 
     def add(self, pod: QueuedPod) -> None:
         facts, payer = pod.facts, (pod.team, pod.queue)
@@ -253,7 +254,8 @@ class _ShownPods:
         self.created_ms = _known(min, self.created_ms, facts.created_ms)
         self.ended_ms = _known(max, self.ended_ms, facts.ended_ms)
         if facts.scheduled_ms is facts.started_ms is facts.ended_ms is None:
-            self.asks = (self.asks or 0) + requested_devices(facts.requests)
+            asked = requested_devices(facts.requests)
+            self.waits, self.asks = True, None if asked is None or self.asks is None else self.asks + asked
 
 
 def _known(choose: Callable[[int, int], int], one: int | None, other: int | None) -> int | None:
@@ -413,7 +415,7 @@ class JobList:
             held_until_ms=held[1] if held else None,
             ended_ms=ended_ms if state == "ended" else None,
             waited_ms=figures.waited_ms,
-            asks_gpus=pods.asks,
+            asks_gpus=pods.asks if pods.waits else None,
             gpu_models=_names(time.gpu_model for time in whose),
             accounts_gpu_us=_accounts(times),
             gpus=gpus,

@@ -21,7 +21,7 @@ from accountant.core.errors import ArchiveUnavailable, BadBatch, LedgerFailed, L
 from accountant.history_import.import_run import is_import
 from accountant.ledger.protocols import Ledger, Receipt
 from accountant.storage.write.batch_admission import has_controls
-from agent.wire import SCHEMA, Batch, Gap, Labels
+from agent.wire import SCHEMA, Batch, Gap, Labels, PodFacts
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.errors import AccountantError
@@ -85,17 +85,16 @@ def decode(raw: bytes) -> Batch:
         raise BadBatch(
             "too-large", f"the batch has {_records(batch)} records, and {MOST_RECORDS} are the most: split it"
         )
-    return _shortened(_printable(_with_short_stops(batch)))
+    if any(fact.stop is not None for fact in batch.facts):
+        batch = msgspec.structs.replace(batch, facts=with_short_stops(batch.facts))
+    return _shortened(_printable(batch))
 
 
-def _with_short_stops(batch: Batch) -> Batch:
-    """The batch with reasons of stops of one line and bounded length: they quote what other programs wrote."""
-    if all(fact.stop is None or bounded(fact.stop) == fact.stop for fact in batch.facts):
-        return batch
-    facts = tuple(
-        fact if fact.stop is None else msgspec.structs.replace(fact, stop=bounded(fact.stop)) for fact in batch.facts
+def with_short_stops(facts: Sequence[PodFacts]) -> tuple[PodFacts, ...]:
+    """The facts with reasons of stops of one line and bounded length: they quote what other programs wrote."""
+    return tuple(
+        fact if fact.stop is None else msgspec.structs.replace(fact, stop=bounded(fact.stop)) for fact in facts
     )
-    return msgspec.structs.replace(batch, facts=facts)
 
 
 def _printable(batch: Batch) -> Batch:

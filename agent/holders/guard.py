@@ -17,7 +17,7 @@ from agent.core.readings import Allocation, Gpu, Unavailable
 from agent.holders.protocol import HolderSource, Holdings
 from agent.wire import PodFacts
 from gputally.base.errors import AgentError
-from gputally.base.pod_stop import bounded
+from gputally.base.pod_stop import PodStop, bounded
 from gputally.base.untrusted_text import LONGEST_NAME, LONGEST_REFERENCE, UNDECODABLE, escaped, is_name
 
 log = logging.getLogger("agent.holders.guard")
@@ -149,10 +149,11 @@ def _allocation(found: object) -> Allocation:
 
 def _facts(found: object, node: str) -> PodFacts:
     """Return the facts of a pod. Its labels and requests are its author's: those that no record may have are left
-    out."""
+    out. So is what no record may have of the reason of its stop, which quotes others."""
     try:
         plain = msgspec.to_builtins(found)
-        facts = msgspec.convert(plain | {name: _texts(plain[name]) for name in ("labels", "requests")}, PodFacts)
+        kept = {name: _texts(plain[name]) for name in ("labels", "requests")} | {"stop": _stop(plain["stop"])}
+        facts = msgspec.convert(plain | kept, PodFacts)
     except (*UNDECODABLE, TypeError, KeyError, AttributeError) as error:
         raise WrongHoldings(f"a {type(found).__name__} is no PodFacts: {error}") from error
     where = f"pod {_line(facts.uid)}"
@@ -166,14 +167,15 @@ def _facts(found: object, node: str) -> PodFacts:
         is_name(t, LONGEST_REFERENCE) for t in (facts.workload, facts.queue_ref)
     ):
         raise WrongHoldings(f"{where}: a name is one line of at most {LONGEST_NAME} characters")
-    if facts.stop is not None:
-        facts = msgspec.structs.replace(facts, stop=bounded(facts.stop))
-    times = (facts.created_ms, facts.scheduled_ms, facts.started_ms, facts.ended_ms, facts.observed_ms,
-             facts.stop.at_ms if facts.stop is not None else None)  # fmt: skip
+    times = facts.created_ms, facts.scheduled_ms, facts.started_ms, facts.ended_ms, facts.observed_ms
     for number in (facts.seq, facts.priority or 0, *(time for time in times if time is not None)):
         if not -(2**31) <= number <= _MOST_MS:
             raise WrongHoldings(f"{where}: {number} is too large")
     return facts
+
+
+def _stop(stop: Any) -> Any:
+    return None if stop is None else msgspec.to_builtins(bounded(PodStop(**stop)))
 
 
 def _texts(texts: Any) -> dict[str, str]:

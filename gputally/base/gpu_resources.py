@@ -17,8 +17,9 @@ def is_gpu_resource(name: str) -> bool:
     return name.startswith(GPU_RESOURCES) and not name.startswith(_LIMITS)
 
 
-def requested_devices(requests: Mapping[str, str]) -> int:
-    """The number of GPUs, or parts of them, among a pod's requests. A quantity that is not an integer of at most
-    nine digits counts as one."""
+def requested_devices(requests: Mapping[str, str]) -> int | None:
+    """The number of GPUs, or parts of them, among a pod's requests; None if none is among them: then it asks by a claim
+    or by a label, of which the number is not known. A quantity that is not an integer of at most nine digits counts as
+    one."""
     amounts = [amount for name, amount in requests.items() if is_gpu_resource(name)]
-    return sum(int(amount) if amount.isdecimal() and len(amount) < 10 else 1 for amount in amounts)
+    return None if not amounts else sum(int(amount) if amount.isdecimal() and len(amount) < 10 else 1 for amount in amounts)

@@ -18,6 +18,8 @@ DELETED: Final = "deleted"
 FAILED: Final = "failed"
 """A container of it ended with an error."""
 LONGEST_MESSAGE: Final = 800
+LATEST_MS: Final = 10**15
+"""Later than every time that the API server can write."""
 
 _Text = Annotated[str, msgspec.Meta(max_length=4_096)]
 """Wider than what is kept (`bounded`)."""
@@ -40,11 +42,13 @@ class PodStop(msgspec.Struct, frozen=True, gc=False):
 
 
 def bounded(stop: PodStop) -> PodStop:
-    """The stop with texts of one line and bounded length. A message may quote names that users chose."""
+    """The stop with texts of one line and bounded length, and without a time that is none. A message may quote names
+    that users chose."""
     return structs.replace(
         stop,
         how=as_name(stop.how, 32),
         by=as_name(stop.by),
         reason=as_name(stop.reason),
         message=as_name(" ".join(stop.message.split()), LONGEST_MESSAGE),
+        at_ms=stop.at_ms if stop.at_ms is not None and 0 < stop.at_ms <= LATEST_MS else None,
     )

@@ -264,7 +264,7 @@ def test_a_name_cannot_break_out_of_the_drawing():
 
 
 def test_devices_asked_for_are_counted():
-    def asked(**requests: str) -> int:
+    def asked(**requests: str) -> int | None:
         named = {name.replace("_", "/"): amount for name, amount in requests.items()}
         return requested_devices(named)
 
@@ -272,7 +272,8 @@ def test_devices_asked_for_are_counted():
     assert asked(**{"nvidia.com_mig-1g.10gb": "2"}) == 2
     assert asked(**{"nvidia.com_gpu": "many"}) == 1
     assert asked(**{"nvidia.com_gpu": "9" * 4_000}) == 1
-    assert asked(cpu="4") == 0
+    assert asked(**{"nvidia.com_gpu": "0"}) == 0
+    assert asked(cpu="4") is None, "it asks by a claim or a label"
     limits = {"nvidia.com_gpumem": "8000", "nvidia.com_gpucores": "50", "nvidia.com_gpumem-percentage": "10"}
     assert asked(**{"nvidia.com_gpu": "1"}, **limits) == 1
     assert asked(**{"gpu.intel.com_i915": "1", "gpu.intel.com_millicores": "500", "gpu.intel.com_memory.max": "9"}) == 1

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from accountant.api.bookkeeping_models import PodReport
 from accountant.composition import Service
 from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
 from accountant.storage import read_snapshot
@@ -218,6 +219,18 @@ def test_a_node_that_failed_before_it_sent_its_last_records_is_the_reason(ledger
     assert "power supply failed" in first["reason"]
 
 
+def test_a_node_that_was_down_for_a_while_and_had_the_pod_again_is_not_the_reason(ledger_of: Any) -> None:
+    """The agent was gone soon. The node was down for three minutes a little later, and its pod ended hours after."""
+    facts = [fact("a", "vision", "Job/train", -300, -280, **ended(95))]
+    service = ledger_of([*facts, fact("b", "vision", "Job/train", 96, 100)], [
+        *minutes(-280, -240, "GPU-1", "a", "vision"), *minutes(100, 120, "GPU-1", "b", "vision"),
+    ])  # fmt: skip
+    down = Down(BEGIN - 230 * MINUTE_MS, BEGIN - 227 * MINUTE_MS, "rebooted")
+    service.ledger.observe(Facts(nodes=(NodeFacts("prod", "n1", down=(down,)),)), NOW_MS)
+    first, _ = asked(service, "all")["attempts"]
+    assert (first["end"], first["end_ms"], first["reason"]) == ("stopped", BEGIN - 240 * MINUTE_MS, "")
+
+
 def test_what_the_controller_decided_says_more_than_the_status_of_the_pods(ledger_of: Any) -> None:
     service = with_stops(ledger_of, at_minute(19, "evicted", "eviction API", "EvictionByEvictionAPI"))
     stopped(service, 19, pods=["vision/pod-a0"], result="stopped")
@@ -241,6 +254,16 @@ def test_a_reason_of_any_length_and_content_is_stored_short_and_shown_as_text(le
     assert "alert(1)" in " ".join(page.texts)
     assert not any(tag == "script" and "alert" in (value or "") for tag, _, value in page.attributes)
     assert "<script>alert" not in client.get(f"/job/{JOB}", headers=bearer("all") | BROWSER).text
+
+
+def test_nor_is_one_kept_long_that_a_batch_system_reports(ledger_of: Any) -> None:
+    service = with_stops(ledger_of, None)
+    told = fact("a0", "vision", "Job/train", -10, 0, stop=PodStop("evicted", "x", "Long", "word " * 800), **ended(20))
+    report = PodReport("prod", "jobs", (replace(told, observed_ms=NOW_MS - 1),))
+    answer = client_of(service).post("/v1/pods", content=msgspec.json.encode(report), headers=bearer("all"))
+    assert answer.status_code == 200, answer.text
+    first, _ = asked(service, "all")["attempts"]
+    assert (first["end"], first["by"], len(first["reason"])) == ("stopped", "x", LONGEST_MESSAGE)
 
 
 @pytest.mark.parametrize("field", ["how", "by", "reason", "message"])

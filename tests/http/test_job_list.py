@@ -17,6 +17,7 @@ from fastapi.testclient import TestClient
 
 from accountant.__main__ import main
 from accountant.composition import Service
+from accountant.ledger.protocols import Facts
 from accountant.web.job_list_page import COLUMNS
 from accountant.wire.option_types import JOB_ORDERS, JobOrder
 from gputally.base.clock import VirtualClock
@@ -84,6 +85,33 @@ def ids(client: TestClient, query: str) -> list[str]:
     answer = client.get(f"/v1/jobs?{query}")
     assert answer.status_code == 200, answer.text
     return [job["id"] for job in answer.json()["jobs"]]
+
+
+@pytest.mark.parametrize(
+    ("requests", "asks"),
+    [
+        ([{"nvidia.com/gpu": "2"}, {"nvidia.com/mig-1g.10gb": "1"}], 3),
+        ([{}], None),  # by a ResourceClaim, or by an annotation
+        ([{"nvidia.com/gpu": "2"}, {}], None),
+        ([{}, {"nvidia.com/gpu": "2"}], None),
+        ([{"nvidia.com/gpu": "0"}], 0),
+    ],
+)
+def test_a_waiting_job_asks_for_as_many_gpus_as_is_known(
+    start_service: StartService, requests: list[dict[str, str]], asks: int | None
+) -> None:
+    running, client = start_service(tokens="tokens:\n" + token_entry("all", "admin"))
+    pods = [
+        pod_facts(f"pod-{n}", NOW - HOUR_MS, namespace="vision", uid=f"{n}", workload="Job/later", node="",
+                  created_ms=NOW - HOUR_MS, requests=asked)
+        for n, asked in enumerate(requests)
+    ]  # fmt: skip
+    deliver(running.ledger, NOW_MS, batch(held(10, 10, "GPU-1", "nlp"), cluster="prod", node="n1"))
+    running.ledger.observe(Facts(pods=tuple(("prod", pod) for pod in pods)), NOW_MS)
+    (job,) = client.get("/v1/jobs?start=4h&state=waiting", headers=bearer("all")).json()["jobs"]
+    assert (job["state"], job["asks_gpus"]) == ("waiting", asks)
+    page = client.get(f"/job/{WAITS}", headers=bearer("all") | PAGE).text
+    assert ("asks for" in page) is (asks is not None)
 
 
 def listed(client: TestClient, query: str) -> list[str]:

@@ -20,6 +20,7 @@ from agent.holders.protocol import HolderPlugin, Holdings, JobCgroups, NodeSurro
 from agent.wire import Holder, Owner, PodFacts
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
+from gputally.base.pod_stop import PodStop, bounded
 from gputally.testing.holders import GPUS, NODE, sure
 from tests.agent.sample_values import T0
 from tests.hypothesis_examples import examples
@@ -185,6 +186,20 @@ def test_what_the_author_of_a_pod_writes_into_it_leaves_no_holder_unknown(name: 
     assert (kept["good"], "long" in kept, "\udcff" in kept, "line" in kept) == ("a", False, False, False)
     assert msgspec.json.decode(msgspec.json.encode(found.facts[0]), type=PodFacts) == found.facts[0]
     assert len(found.allocations) == 1
+
+
+def test_a_reason_of_a_stop_of_any_length_and_time_leaves_no_holder_unknown() -> None:
+    stop = PodStop("evicted", "x" * 5_000, "a\nb", "<b>" * 5_000, at_ms=-(2**70))
+    found = checked(Holdings((pod(stop=stop),), (Allocation("GPU-a", POD),)), GPUS, NODE)
+    assert found.facts[0].stop == bounded(stop)
+    assert len(found.allocations) == 1
+    assert msgspec.json.decode(msgspec.json.encode(found.facts[0]), type=PodFacts) == found.facts[0]
+
+
+@pytest.mark.parametrize("stop", [7, PodStop(7), PodStop("x", at_ms="now"), PodStop("x", at_ms=1.5)])  # type: ignore[arg-type]
+def test_what_is_no_stop_of_a_pod_is_refused(stop: Any) -> None:
+    with pytest.raises(WrongHoldings):
+        checked(Holdings((pod(stop=stop),), ()), GPUS, NODE)
 
 
 def test_one_that_opens_late_is_opened_once() -> None:
