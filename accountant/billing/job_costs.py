@@ -234,8 +234,8 @@ def _cost(parts: Sequence[tuple[Price | None, int]]) -> Decimal | None:
 
 @dataclass(slots=True)
 class _ShownPods:
-    """What a job shows of its pods. payers: their distinct teams and queues. waits: whether one waits. asks: the GPUs, or
-    parts of them, that those request which wait; None if unknown."""
+    """What a job shows of its pods. payers: their distinct teams and queues. waits: whether one waits. asks: the GPUs,
+    or parts of them, that those request which wait; None if unknown."""
 
     pods: int = 0
     running: int = 0

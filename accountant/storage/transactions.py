@@ -172,10 +172,12 @@ class Transactions:
     @contextmanager
     def _transaction(self) -> Iterator[Cursor]:
         """Begin a transaction, which the block commits. If it fails before its commit, it has changed nothing. If the
-        commit itself fails, the state is read again from the tables, which takes long.
+        commit itself fails, the state is read again from the tables, which takes long. If that fails too, the next
+        transaction does it, and is refused: its caller has prepared it for the state before.
 
         Raises LedgerUnavailable if the disk has too little free space."""
         self._require_space()
+        self._require_certainty()
         with self._database.cursor() as cursor:
             try:
                 cursor.run("BEGIN")
@@ -297,6 +299,11 @@ class Transactions:
                 self._in_doubt = False
             self._names.forget()
             self._names.open(cursor)
+
+    def _require_certainty(self) -> None:
+        if self._in_doubt:
+            self._reread()
+            raise LedgerUnavailable("a commit ended without an answer, and the ledger has been read again: try again")
 
     def _stored(
         self, stream: Stream, seqs: Sequence[int], fetched: Fetched, needed: dict[Stream, frozenset[int]]

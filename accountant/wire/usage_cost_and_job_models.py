@@ -278,8 +278,8 @@ class Job(Model):
     held_from_ms, held_until_ms: the first and last instant of holding GPUs, rounded outwards for hours that only have
         sums.
     waited_ms: the longest wait of one of its pods in its queue, so far.
-    asks_gpus: the GPUs, or parts of them, that its pods request which have not been placed; None if none waits, or if one
-        asks by a ResourceClaim or a label, of which the number is unknown.
+    asks_gpus: the GPUs, or parts of them, that its pods request which have not been placed; None if none waits, or if
+        one asks by a ResourceClaim or a label, of which the number is unknown.
     accounts_gpu_us: the accounts of held time.
     gpus, burn_per_hour: GPUs held, and their cost per hour, over the last minutes on record; None if unknown.
     epochs: number of reported epochs.

@@ -22,4 +22,8 @@ def requested_devices(requests: Mapping[str, str]) -> int | None:
     or by a label, of which the number is not known. A quantity that is not an integer of at most nine digits counts as
     one."""
     amounts = [amount for name, amount in requests.items() if is_gpu_resource(name)]
-    return None if not amounts else sum(int(amount) if amount.isdecimal() and len(amount) < 10 else 1 for amount in amounts)
+    return (
+        None
+        if not amounts
+        else sum(int(amount) if amount.isdecimal() and len(amount) < 10 else 1 for amount in amounts)
+    )

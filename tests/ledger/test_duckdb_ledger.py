@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
 
-from accountant.core.errors import TooManyViews
+from accountant.core.errors import LedgerUnavailable, TooManyViews
 from accountant.ledger.journal import BooksMoved, NewAct
 from accountant.ledger.protocols import MOST_VIEWS, Facts, NamespaceFacts, NodeFacts, Retirement, SavedView
 from accountant.ledger.usage import coverage
+from accountant.storage import transactions
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.storage.folder_or_object_store import in_folder
@@ -287,3 +288,33 @@ def test_a_missing_or_surplus_part_is_refused(parts, message):
 
 def test_comments_are_not_sent_to_the_engine():
     assert "--" not in statement("keep_day", source="hour")
+
+
+def test_after_a_commit_in_doubt_that_cannot_be_read_again_nothing_is_booked_twice(ledger, hand, monkeypatch):
+    """The commit is durable, but the writer does not learn it, and memory is too short to read the state again."""
+    execute, read, left = Cursor.plainly, transactions.load, ["commit", "load"]
+
+    def without_answer(self: Cursor, sql: str, parameters: Any = None) -> Any:
+        found = execute(self, sql, parameters)
+        if sql == "COMMIT" and "commit" in left:
+            left.remove("commit")
+            raise LedgerUnavailable("Out of Memory")
+        return found
+
+    def short_of_memory(*given: Any) -> Any:
+        if "load" in left:
+            left.remove("load")
+            raise LedgerUnavailable("Out of Memory")
+        return read(*given)
+
+    monkeypatch.setattr(Cursor, "plainly", without_answer)
+    monkeypatch.setattr(transactions, "load", short_of_memory)
+    sent = hand.batch(hand.row(1), hand.row(2, 1, 2), hand.fact(3))
+    with pytest.raises(LedgerUnavailable):
+        ledger.append([sent], NOW_MS)
+    with suppress(LedgerUnavailable):
+        ledger.append([sent], NOW_MS)
+    receipt = booked(ledger, NOW_MS, sent)
+    assert (receipt.ack.durable_seq, receipt.stored, receipt.quarantined, left) == (3, 0, 0, [])
+    lines = present(ledger).usage((hand.start_ms, hand.now_ms), ("pod",)).lines()
+    assert sum(line.accounts_gpu_us.allocated for line in lines) == 2 * MINUTE * 1000
