@@ -21,6 +21,8 @@ from gputally.kubernetes.scheduler_plugins import schedulers
 DISRUPTION: Final = "DisruptionTarget"
 PREEMPTION: Final = "PreemptionByScheduler"
 """The reason of `DisruptionTarget` with which a scheduler takes the GPUs of a pod for others."""
+_FOR_OTHERS: Final = ": preempting to accommodate "
+"""Follows the name of the scheduler in the message of Kubernetes' own one, which also preempts pods of others."""
 _EVICTORS: Final = {
     "DeletionByTaintManager": "taint manager",
     "EvictionByEvictionAPI": "eviction API",
@@ -54,7 +56,7 @@ class EndedContainer:
 class PodEnd:
     """What a pod's status says about its end.
 
-    scheduler: the name of the scheduler that places it.
+    scheduler: the name of the scheduler that its author wants.
     conditions: those that are true.
     phase, reason, message: of the status; the kubelet writes a reason if it ends a pod itself.
     ended: its containers that have ended.
@@ -104,7 +106,8 @@ def _disrupted(pod: PodEnd) -> PodStop | None:
         if own is not None:
             found.append(PodStop(EVICTED, own, one.reason, one.message, one.at_ms))
         elif one.type == DISRUPTION and one.reason == PREEMPTION:
-            found.append(PodStop(PREEMPTED, pod.scheduler, one.reason, one.message, one.at_ms))
+            scheduler, named, _ = one.message.partition(_FOR_OTHERS)
+            found.append(PodStop(PREEMPTED, scheduler if named else pod.scheduler, one.reason, one.message, one.at_ms))
         elif one.type == DISRUPTION:
             found.append(PodStop(EVICTED, _EVICTORS.get(one.reason, ""), one.reason, one.message, one.at_ms))
     return min(found, key=lambda stop: (stop.at_ms is None, stop.at_ms or 0, stop.how), default=None)

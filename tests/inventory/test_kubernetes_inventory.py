@@ -119,6 +119,7 @@ def exited(code: int, reason: str, name: str = "main", at: str = LATER) -> dict[
     return {"name": name, "state": {"terminated": {"exitCode": code, "reason": reason, "finishedAt": at}}}
 
 
+FOR_OTHERS = "default-scheduler: preempting to accommodate a higher priority pod"
 STOPS: dict[str, tuple[dict[str, Any], dict[str, Any], PodStop | None]] = {
     "by its scheduler": (
         {"conditions": [condition("DisruptionTarget", "PreemptionByScheduler", "for nlp/eval")]}, {},
@@ -129,6 +130,10 @@ STOPS: dict[str, tuple[dict[str, Any], dict[str, Any], PodStop | None]] = {
          "containerStatuses": [exited(143, "Error")]},
         {"deletionTimestamp": LATER, "deletionGracePeriodSeconds": 30},
         PodStop("preempted", "kai-scheduler", "PreemptionByScheduler", "", ONE_MS),
+    ),
+    "by another scheduler than its own": (
+        {"conditions": [condition("DisruptionTarget", "PreemptionByScheduler", FOR_OTHERS)]}, {},
+        PodStop("preempted", "default-scheduler", "PreemptionByScheduler", FOR_OTHERS, ONE_MS),
     ),
     "called off": (
         {"conditions": [condition("DisruptionTarget", "PreemptionByScheduler", status="False")]}, {}, None,
