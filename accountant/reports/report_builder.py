@@ -3,8 +3,9 @@
 A report is computed from the ledger's integers and the statement of the whole cluster, so the figures of a team's page
 and of the cluster's page are equal. Renderers only format them.
 
-`read_data` reads everything of one moment, with a few queries for any size of cluster, and one for each job whose
-epochs are displayed. `made_of` builds the report of any scope from this data and reads nothing; `build` does both.
+`read_data` reads everything of one moment, with a few queries for any size of cluster, and some for each job whose
+epochs a report lists (MOST_EPOCH_JOBS). `made_of` builds the report of any scope from this data and reads nothing;
+`build` does both.
 `report` and `readings` add the bookkeeping of the month, after the acts of the same moment.
 
 The same moment, price book and span give the same report."""
@@ -117,7 +118,7 @@ class Readings:
     hourly: usage by team, queue and local hour.
     of_quotas: usage by queue, for `quota_usage`.
     waits: the waits in all teams' queues.
-    epochs: for each of `scopes`, the epochs of jobs that ended in the span.
+    epochs: the epochs of jobs that ended in the span, for each of `scopes`, or for the first ones (MOST_EPOCH_JOBS).
     booked: the bookkeeping of the month.
     peaks: hourly maxima of the jobs that left the most GPU time idle in each of `scopes` (team names; None: the whole
         cluster).
@@ -146,6 +147,10 @@ class Readings:
     scopes: frozenset[str | None] = field(default=frozenset())
     peaks: dict[JobName, Peak] = field(default_factory=dict)
     everyone: frozenset[str] = frozenset()
+
+    def has(self, team: str | None) -> bool:
+        """Whether the report of a team can be made of this; None: of the cluster."""
+        return team in self.epochs if team in self.scopes else team not in self.jobs.teams
 
     @property
     def nbytes(self) -> int:
@@ -190,7 +195,6 @@ def read_data(
     by_day = budget_forecast.grouping(version.policy for version in policies[-1:])
     spans = ModelSpans.of(policies, start_ms, end_ms)
     hourly = ledger.usage((start_ms, end_ms), ("team", "queue", "hour"), None, timezone, ())
-    reported = ledger.epochs((start_ms + 1, end_ms + 1))
     return Readings(
         start_ms=start_ms,
         end_ms=end_ms,
@@ -212,17 +216,39 @@ def read_data(
         jobs=jobs,
         jobs_before=BilledJobs.of(by_job_before),
         waits=queue_waits.queue_waits(ledger.pods(start_ms, end_ms), start_ms, end_ms, None, watched=watched),
-        epochs={
-            team: job_ranking.rows(
-                ledger, book, reported, jobs.ranked(team).named, (start_ms, end_ms), team, timezone, EPOCH_JOBS
-            )
-            for team in (teams if reported else ())
-        },
+        epochs=_epochs(
+            ledger, book, jobs, teams, (start_ms, end_ms), timezone, MOST_EPOCH_JOBS if scopes is None else None
+        ),
         booked=booked,
         scopes=teams,
         peaks=_peaks(ledger, jobs, teams, start_ms, end_ms, timezone),
         everyone=ledger.status().teams,
     )
+
+
+def _epochs(
+    ledger: Moment,
+    book: PriceBook | None,
+    jobs: BilledJobs,
+    scopes: Collection[str | None],
+    span: tuple[int, int],
+    timezone: str,
+    most: int | None,
+) -> dict[str | None, tuple[EpochRow, ...]]:
+    """The epochs of jobs in each scope, first in the cluster.
+
+    most: once so many jobs are read, the other scopes are left out, as every job is priced apart; None: none is."""
+    reported = ledger.epochs((span[0] + 1, span[1] + 1))
+    if not reported:
+        return dict.fromkeys(scopes, ())
+    found: dict[str | None, tuple[EpochRow, ...]] = {}
+    for team in sorted(scopes, key=lambda team: (team is not None, team or "")):
+        if most is not None and sum(map(len, found.values())) >= most:
+            break
+        found[team] = job_ranking.rows(
+            ledger, book, reported, jobs.ranked(team).named, span, team, timezone, EPOCH_JOBS
+        )
+    return found
 
 
 def _peaks(
@@ -249,6 +275,8 @@ TOP = 5
 TOP_USERS = 15
 EPOCH_JOBS = 10
 """Number of jobs listed with their epochs."""
+MOST_EPOCH_JOBS = 50
+"""Number of jobs from which on the data for all teams has the epochs of no further team."""
 HINTS = 6
 
 
@@ -412,7 +440,7 @@ def build(
 def made_of(found: Readings, *, team: str | None = None, details: Details | None = None) -> Report:
     """Builds the report from data that was read before; see `build`. Raises ValueError for a team that the data does
     not include."""
-    if team not in found.scopes and team in found.jobs.teams:
+    if not found.has(team):
         raise ValueError(f"the data was read without the team {team!r}: add it to the scopes")
     start_ms, end_ms, timezone, tz, book = found.start_ms, found.end_ms, found.timezone, found.tz, found.book
     month, policies, booked = found.month, found.policies, found.booked
@@ -504,12 +532,13 @@ def readings(
     end_ms: int,
     timezone: str,
     month: Month,
+    scopes: Collection[str | None] | None = None,
     *,
     watched: str = "",
 ) -> Readings:
-    """Reads the data for the reports of the cluster and of every team. month, watched: as in `report`."""
+    """Reads the data for reports. scopes: as in `read_data`. month, watched: as in `report`."""
     with ledger.moment(span_before(start_ms, end_ms, zone(timezone))[0], end_ms) as moment:
-        return _read(moment, books, start_ms, end_ms, timezone, month, None, watched=watched)
+        return _read(moment, books, start_ms, end_ms, timezone, month, scopes, watched=watched)
 
 
 def _read(

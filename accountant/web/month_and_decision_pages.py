@@ -286,7 +286,7 @@ def _report(request: Request, deps: Deps, month: str, team: str | None) -> Respo
 
 def report_of(deps: Deps, month: Month, team: str | None) -> CachedAnswer[str]:
     """The HTML report of a month; team: None for the whole cluster."""
-    readings = page_queries.readings_of(deps, month)
+    readings = page_queries.readings_of(deps, month, team)
 
     def rendered() -> str:
         report = report_builder.made_of(readings.value.readings, team=team)

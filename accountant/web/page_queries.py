@@ -313,12 +313,13 @@ class MonthReadings:
         return self.readings.nbytes
 
 
-def readings_of(deps: Deps, month: Month) -> CachedAnswer[MonthReadings]:
-    """The data of a month's reports. It is read once for all teams, so that other report pages need not wait."""
+def readings_of(deps: Deps, month: Month, team: str | None = None) -> CachedAnswer[MonthReadings]:
+    """The data of the month's report of the cluster or a team. It is read once for all teams, so that other report
+    pages need not wait, and again for a team that it leaves out."""
     timezone = deps.settings.timezone
     start, whole_end = month.span(periods.zone(timezone))
 
-    def compute() -> MonthReadings:
+    def read(scopes: tuple[str] | None) -> MonthReadings:
         at = deps.clock.wall_ms()
         return MonthReadings(
             at,
@@ -329,13 +330,18 @@ def readings_of(deps: Deps, month: Month) -> CachedAnswer[MonthReadings]:
                 min(whole_end, at),
                 timezone,
                 month,
+                scopes,
                 watched=deps.settings.kubernetes.watched,
             ),
         )
 
     # A report compares with the month before.
     mark = _unchanged(deps, periods.span_before(start, whole_end, periods.zone(timezone))[0], whole_end)
-    return deps.answers.ask(("readings", month, deps.books.status(month), books(deps)), compute, mark)
+    key = ("readings", month, deps.books.status(month), books(deps))
+    whole = deps.answers.ask(key, lambda: read(None), mark)
+    if team is None or whole.value.readings.has(team):
+        return whole
+    return deps.answers.ask((*key, team), lambda: read((team,)), mark)
 
 
 @dataclass(frozen=True, slots=True)

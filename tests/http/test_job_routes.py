@@ -14,6 +14,7 @@ import pytest
 from accountant.billing.job_costs import list_jobs
 from accountant.composition import Service
 from accountant.ledger.protocols import MOST_EPOCHS, EpochReport, JobKey
+from accountant.reports import report_builder
 from agent.wire import PodFacts, UsageInterval
 from gputally.base.clock import VirtualClock
 from gputally.server.tokens_and_grants import Principal
@@ -106,7 +107,8 @@ def test_jobs_are_searched_and_sorted(service: Service) -> None:
     assert ids(search="NLP/pod") == ["eval", "later"]
     assert ids(search="nlp", state="waiting") == ["later"]
     assert ids(search="none") == []
-    assert ids(sort="cost") == ["train", "eval", "later"]  # of no known cost, who held more GPU time comes first
+    assert ids(sort="cost") == ["train", "later", "eval"]  # eval's cost is unknown
+    assert ids(sort="cost:asc") == ["later", "train", "eval"]
     assert ids(sort="idle")[0] == "train"
     assert ids(sort="name") == ids() == ["eval", "later", "train"]
     page = caller.get("/v1/jobs", sort="cost", limit="1")
@@ -169,6 +171,17 @@ def test_epochs_cost_the_time_between_their_reports_and_add_up(service: Service)
     after = [Decimal(line["cost"]) for line in vision.get(TEAM)["epochs"]]
     assert after == [Decimal("0.6"), Decimal("0.6"), Decimal("1.8"), 3]
     assert vision.get(TEAM)["job"]["epochs"] == 3
+
+
+def test_the_page_of_a_team_has_its_epochs_however_many_jobs_the_others_have(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_builder, "MOST_EPOCH_JOBS", 1)
+    Caller(service, "vision").post(TEAM + "/progress", [{"epoch": 1, "at": str(BEGIN + 12 * MINUTE_MS)}])
+    client = client_of(service, headers=bearer("all") | {"Accept": "text/html"})
+    for page in ("/month/2026-11", "/team/vision?month=2026-11"):
+        assert "Cost of an epoch" in client.get(page).text, page
+    assert "Cost of an epoch" not in client.get("/team/nlp?month=2026-11").text
 
 
 def test_of_two_reports_about_an_epoch_the_earlier_instant_counts_whatever_the_order(service: Service) -> None:

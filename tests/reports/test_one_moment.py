@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import pytest
+
 from accountant.bookkeeping.bookkeeper import Bookkeeper, NewAdjustment
 from accountant.core.periods import Month, zone
 from accountant.ledger.protocols import EpochReport, JobKey, Moment
@@ -77,3 +79,26 @@ def test_what_is_booked_while_a_month_is_read_is_in_no_part_of_its_page(tmp_path
     assert (before.adjustments, before.headline.cost, before.epochs[0].rest_cost) == ((), 4, 2)
     assert [credit.amount for credit in after.adjustments] == [-5]
     assert (after.headline.cost, after.epochs[0].rest_cost) == (12, 8)
+
+
+def test_the_data_for_all_teams_has_the_epochs_of_a_bounded_number_of_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every job with epochs is priced apart, and a cluster may have thousands of teams."""
+    monkeypatch.setattr(report_builder, "MOST_EPOCH_JOBS", 1)
+    with closing(open_ledger(fresh(tmp_path / "ledger.duckdb"), VirtualClock(NOW_MS))) as ledger:
+        books = Bookkeeper(ledger, VirtualClock(NOW_MS))
+        books.prices.take(price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01"), "put", "ann", "", NOW_MS)
+        use(ledger, 0, 4)
+        ledger.report_epochs([EpochReport(JOB, 1, SPAN[0] + 2 * MS_PER_HOUR, "ann")], NOW_MS)
+        found = report_builder.readings(ledger, books, *SPAN, "UTC", OCTOBER)
+        (team,) = found.scopes - {None}
+        own = report_builder.readings(ledger, books, *SPAN, "UTC", OCTOBER, (team,))
+        whole = report_builder.report(ledger, books, *SPAN, "UTC", month=OCTOBER, team=team)
+    assert found.has(None)
+    assert report_builder.made_of(found).epochs
+    assert not found.has(team)
+    with pytest.raises(ValueError, match="without the team"):
+        report_builder.made_of(found, team=team)
+    assert report_builder.made_of(own, team=team) == whole
+    assert whole.epochs
