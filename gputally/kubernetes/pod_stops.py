@@ -9,13 +9,13 @@ Sources: kubernetes.io, "Disruptions" (pod disruption conditions) and "Pod Lifec
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
 from gputally.base.pod_stop import DELETED, EVICTED, FAILED, PREEMPTED, PodStop, bounded
-from gputally.base.units import MS_PER_SECOND
+from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 from gputally.kubernetes.scheduler_plugins import schedulers
 
 DISRUPTION: Final = "DisruptionTarget"
@@ -30,6 +30,9 @@ _EVICTORS: Final = {
     "TerminationByKubelet": "kubelet",
 }
 """Who evicts a pod with which reason."""
+
+_CLOCKS_DIFFER_MS: Final = MS_PER_MINUTE
+"""The clocks of a node and of the programs of the cluster differ by less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class PodEnd:
     phase: str
     reason: str
     message: str
-    ended: Iterable[EndedContainer]
+    ended: Sequence[EndedContainer]
     is_deleted: bool
     until_ms: int | None
     grace_s: int
@@ -81,6 +84,11 @@ class PodEnd:
         since_ms = -1 if self.until_ms is None else self.until_ms - self.grace_s * MS_PER_SECOND
         return since_ms if since_ms > 0 else None
 
+    @property
+    def over_ms(self) -> int | None:
+        """When the last of its containers ended; None if unknown."""
+        return max((one.at_ms for one in self.ended if one.at_ms is not None), default=None)
+
 
 @cache
 def stop_conditions() -> dict[str, str]:
@@ -90,18 +98,31 @@ def stop_conditions() -> dict[str, str]:
 
 def stop_of(pod: PodEnd) -> PodStop | None:
     """Return why the pod was stopped; None if it was not, or ended by itself and well."""
-    if pod.phase == "Succeeded":
-        return None
     stop = _disrupted(pod) or _failed(pod)
     if stop is None and pod.is_deleted:
         stop = PodStop(DELETED, at_ms=pod.deleted_ms)
-    return None if stop is None else bounded(stop)
+    if stop is None or (pod.phase == "Succeeded" and not _obeyed(pod, stop)):
+        return None
+    return bounded(stop)
+
+
+def _obeyed(pod: PodEnd, stop: PodStop) -> bool:
+    """Whether a pod that ended well ended because it was told to, as one does that saves its work first.
+
+    Times are whole seconds. Within the same one, a pod is deleted by its controller after it ended, and evicted
+    before."""
+    if pod.over_ms is None or pod.deleted_ms is None:
+        return False
+    return pod.over_ms > pod.deleted_ms or (stop.how != DELETED and pod.over_ms == pod.deleted_ms)
 
 
 def _disrupted(pod: PodEnd) -> PodStop | None:
-    """The first of its conditions that says who stops the pod."""
+    """The first of its conditions that says who stops the pod. One that it got after it had failed does not."""
     found = []
+    failed_ms = pod.over_ms if pod.phase == "Failed" else None
     for one in pod.conditions:
+        if failed_ms is not None and one.at_ms is not None and one.at_ms > failed_ms + _CLOCKS_DIFFER_MS:
+            continue
         own = stop_conditions().get(one.type)
         if own is not None:
             found.append(PodStop(EVICTED, own, one.reason, one.message, one.at_ms))

@@ -131,6 +131,24 @@ STOPS: dict[str, tuple[dict[str, Any], dict[str, Any], PodStop | None]] = {
         {"deletionTimestamp": LATER, "deletionGracePeriodSeconds": 30},
         PodStop("preempted", "kai-scheduler", "PreemptionByScheduler", "", ONE_MS),
     ),
+    "by its scheduler, and it saved its work and ended well": (
+        {"phase": "Succeeded", "conditions": [condition("DisruptionTarget", "PreemptionByScheduler")],
+         "containerStatuses": [exited(0, "Completed")]},
+        {"deletionTimestamp": LATER, "deletionGracePeriodSeconds": 30},
+        PodStop("preempted", "kai-scheduler", "PreemptionByScheduler", "", ONE_MS),
+    ),
+    "deleted, and it saved its work and ended well": (
+        {"phase": "Succeeded", "containerStatuses": [exited(0, "Completed")]},
+        {"deletionTimestamp": LATER, "deletionGracePeriodSeconds": 30}, PodStop("deleted", at_ms=ONE_MS),
+    ),
+    "not at all: it ended well, and was deleted with its node later": (
+        {"phase": "Succeeded", "conditions": [condition("DisruptionTarget", "DeletionByTaintManager")],
+         "containerStatuses": [exited(0, "Completed", at="2026-10-01T00:59:59Z")]}, {"deletionTimestamp": ONE}, None,
+    ),
+    "not at all: the eviction was called off, and it ended well": (
+        {"phase": "Succeeded", "conditions": [condition("DisruptionTarget", "PreemptionByScheduler")],
+         "containerStatuses": [exited(0, "Completed")]}, {}, None,
+    ),
     "by another scheduler than its own": (
         {"conditions": [condition("DisruptionTarget", "PreemptionByScheduler", FOR_OTHERS)]}, {},
         PodStop("preempted", "default-scheduler", "PreemptionByScheduler", FOR_OTHERS, ONE_MS),
@@ -162,6 +180,11 @@ STOPS: dict[str, tuple[dict[str, Any], dict[str, Any], PodStop | None]] = {
     "by an error of its own": (
         {"phase": "Failed", "containerStatuses": [exited(0, "Completed", "side", ONE), exited(137, "OOMKilled")]}, {},
         PodStop("failed", "", "OOMKilled", "container main ended with exit code 137", ONE_MS + 30_000),
+    ),
+    "by an error of its own, and its node went later": (
+        {"phase": "Failed", "conditions": [condition("DisruptionTarget", "DeletionByTaintManager")],
+         "containerStatuses": [exited(1, "Error", at="2026-10-01T00:50:00Z")]}, {"deletionTimestamp": ONE},
+        PodStop("failed", "", "Error", "container main ended with exit code 1", ONE_MS - 600_000),
     ),
     "deleted": (
         {"phase": "Failed", "containerStatuses": [exited(143, "Error")]},
