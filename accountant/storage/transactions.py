@@ -284,6 +284,7 @@ class Transactions:
 
     def _reread(self) -> None:
         """Read the state again, because a commit can be durable although the call failed."""
+        self._in_doubt = True  # until all of it has been read
         with self._database.cursor() as cursor:
             with self._swap:
                 version = self._state.version + 1
@@ -296,9 +297,9 @@ class Transactions:
                 self._pod_nodes.forget()
                 self._windows.sums.clear(self._state.version)
                 self._news, self._pods = True, None
-                self._in_doubt = False
             self._names.forget()
             self._names.open(cursor)
+            self._in_doubt = False
 
     def _require_certainty(self) -> None:
         if self._in_doubt:

@@ -290,31 +290,46 @@ def test_comments_are_not_sent_to_the_engine():
     assert "--" not in statement("keep_day", source="hour")
 
 
-def test_after_a_commit_in_doubt_that_cannot_be_read_again_nothing_is_booked_twice(ledger, hand, monkeypatch):
-    """The commit is durable, but the writer does not learn it, and memory is too short to read the state again."""
-    execute, read, left = Cursor.plainly, transactions.load, ["commit", "load"]
+@pytest.mark.parametrize(
+    "failing", ["load", "SELECT id, cluster, node, epoch FROM stream", "SELECT cluster, uid FROM pod UNION"]
+)
+def test_after_a_commit_in_doubt_that_cannot_be_read_again_nothing_is_booked_twice(ledger, hand, monkeypatch, failing):
+    """The commit is durable, but the writer does not learn it, and memory is too short to read the state or the names
+    again."""
+    plainly, run, read, left = Cursor.plainly, Cursor.run, transactions.load, ["commit", failing]
+
+    def short_of_memory(at: str) -> None:
+        if at in left:
+            left.remove(at)
+            raise LedgerUnavailable("Out of Memory")
 
     def without_answer(self: Cursor, sql: str, parameters: Any = None) -> Any:
-        found = execute(self, sql, parameters)
-        if sql == "COMMIT" and "commit" in left:
-            left.remove("commit")
-            raise LedgerUnavailable("Out of Memory")
+        found = plainly(self, sql, parameters)
+        if sql == "COMMIT":
+            short_of_memory("commit")
         return found
 
-    def short_of_memory(*given: Any) -> Any:
-        if "load" in left:
-            left.remove("load")
-            raise LedgerUnavailable("Out of Memory")
+    def reading(self: Cursor, sql: str, *given: Any, **more: Any) -> Any:
+        if "commit" not in left and sql.startswith(failing):
+            short_of_memory(failing)
+        return run(self, sql, *given, **more)
+
+    def loading(*given: Any) -> Any:
+        short_of_memory("load")
         return read(*given)
 
     monkeypatch.setattr(Cursor, "plainly", without_answer)
-    monkeypatch.setattr(transactions, "load", short_of_memory)
+    monkeypatch.setattr(Cursor, "run", reading)
+    monkeypatch.setattr(transactions, "load", loading)
     sent = hand.batch(hand.row(1), hand.row(2, 1, 2), hand.fact(3))
     with pytest.raises(LedgerUnavailable):
         ledger.append([sent], NOW_MS)
     with suppress(LedgerUnavailable):
         ledger.append([sent], NOW_MS)
-    receipt = booked(ledger, NOW_MS, sent)
-    assert (receipt.ack.durable_seq, receipt.stored, receipt.quarantined, left) == (3, 0, 0, [])
+    receipt = booked(ledger, NOW_MS, hand.batch(*sent.intervals, *sent.facts, hand.row(4, 2, 3)))
+    assert (receipt.ack.durable_seq, receipt.stored, receipt.quarantined, left) == (4, 1, 0, [])
     lines = present(ledger).usage((hand.start_ms, hand.now_ms), ("pod",)).lines()
-    assert sum(line.accounts_gpu_us.allocated for line in lines) == 2 * MINUTE * 1000
+    assert sum(line.accounts_gpu_us.allocated for line in lines) == 3 * MINUTE * 1000
+    for table, names in (("stream", "cluster, node, epoch"), ("gpu", "cluster, gpu_uuid"), ("pod", "cluster, uid")):
+        with ledger._snapshot() as (cursor, _):
+            assert cursor.run(f"SELECT count(*), count(DISTINCT ({names})) FROM {table}") == [(1, 1)]

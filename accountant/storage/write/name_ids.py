@@ -120,12 +120,12 @@ class Dictionary(_WriterCache[Name, int]):
         if self._next is not None:
             return
         count, highest = cursor.run(f"SELECT count(*), coalesce(max(id), 0) FROM {self._table}")[0]  # noqa: S608
-        self._next = highest + 1
-        self._complete = count <= self._keep
-        if self._complete:
+        complete = count <= self._keep
+        if complete:
             columns = ", ".join(self._columns)
             for number, *name in cursor.run(f"SELECT id, {columns} FROM {self._table}"):  # noqa: S608
                 self._known[cast(Name, tuple(name))] = number
+        self._next, self._complete = highest + 1, complete  # last, so that what fails before is done again
 
     def _add(self, cursor: Cursor, names: list[Name]) -> dict[Name, int]:
         assert self._next is not None
@@ -228,13 +228,13 @@ class PodQueues(_WriterCache[PodKey, str]):
         """Fill the cache from the tables, unless that is done."""
         if self._opened:
             return
-        self._opened = True
         pods = sum(cursor.run(f"SELECT count(*) FROM {table}")[0][0] for table in ("pod", "pod_seen"))  # noqa: S608
-        self._complete = pods <= self._keep
-        if self._complete:
+        complete = pods <= self._keep
+        if complete:
             keys = cursor.run("SELECT cluster, uid FROM pod UNION SELECT cluster, uid FROM pod_seen")
             found = cursor.rows("pod_origins", incoming=record_columns.column_table(record_columns.POD_KEY, keys))
             self._known = {(cluster, uid): ref for cluster, uid, ref in found}
+        self._opened, self._complete = True, complete
 
 
 DeviceKey = tuple[int, str, str, str, int, int, int, int, int, int]
