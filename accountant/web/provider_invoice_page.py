@@ -33,6 +33,7 @@ from accountant.bookkeeping.month_closing import CannotClose
 from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.exports.protocol import CSV, file_name
+from accountant.reports import figure_formatting
 from accountant.web import month_and_decision_pages
 from gputally.base.money import exact_sum, gpu_hours, half_unit, plain
 from gputally.base.untrusted_text import for_cell
@@ -197,7 +198,9 @@ def _page(
         cent=half_unit(found.currency) if found else None, compared=compared, may=principal.may("admin"),
         forms=month_and_decision_pages.person_of(request) is not None or deps.settings.auth == "off",
         source=sent.source if sent else "", text=invoice_text(sent) if sent else "", columns=COLUMNS,
-        priced=deps.book() is not None,
+        priced=deps.book() is not None, unknown=figure_formatting.records_begin(
+            *month.span(deps.settings.zone), deps.ledger.status().extent[0], deps.settings.zone
+        ),
     )  # fmt: skip
 
 

@@ -27,7 +27,6 @@ from zoneinfo import ZoneInfo
 
 import httpx2
 
-from accountant.core.periods import Month
 from accountant.wire.policy_models import Policy
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
@@ -44,7 +43,7 @@ from fairshare.simulator.simulation_model import (
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR
-from gputally.demo.closed_month import close_month
+from gputally.demo.closed_month import close_month, month_to_close
 from gputally.demo.ground_truth import TrueTotals
 from gputally.demo.scenario import Scenario
 from gputally.demo.worker_processes import (
@@ -268,11 +267,8 @@ class Pipeline:
 
     def _close_month(self, hour: int) -> None:
         """Close a month as soon as its grace period is over."""
-        month_end_ms = self._after(hour) - self._grace_ms
-        month = Month.of(month_end_ms - 1, _UTC)
-        start_ms, end_ms = month.span(_UTC)
-        if end_ms == month_end_ms and start_ms >= self.scenario.start_ms:
-            close_month(self._ask, self.scenario, month, start_ms, end_ms)
+        if month := month_to_close(self.scenario.start_ms, self._after(hour), self._grace_ms):
+            close_month(self._ask, self.scenario, month)
 
     def _ask(self, method: str, path: str, body: object) -> Any:
         return httpx2.request(method, self.url + path, json=body, timeout=None).raise_for_status().json()

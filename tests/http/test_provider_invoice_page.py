@@ -145,6 +145,12 @@ def test_an_invoice_is_compared_without_an_act_and_shows_what_the_api_says(unkep
     assert "No invoice was kept" in unkept.get("/invoice/2026-11").text
 
 
+def test_an_invoice_of_a_month_of_which_a_part_is_recorded_says_so(unkept):
+    """The records of the fixture begin after the month does."""
+    for answer in (sent(unkept, "compare"), unkept.get("/invoice/2026-11")):
+        assert "records begin" in answer.text
+
+
 def test_a_kept_invoice_is_what_the_page_shows_and_is_in_the_form_again(unkept):
     answer = sent(unkept, "keep", reason="agreed")
     assert (answer.status_code, answer.headers["location"]) == (303, "/invoice/2026-11")
