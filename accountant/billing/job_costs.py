@@ -346,7 +346,7 @@ class JobList:
         if not silent:
             return set()
         unseen, seen = set[JobKey](), set[JobKey]()
-        begun = {key for key, of in pods.items() if of.placed and of.ended < of.pods and key not in self._burning}
+        begun = {key for key, of in pods.items() if of.placed and key not in self._burning}
         for pod in self._ledger.pods(*self._span, of=begun, ordered=False) if begun else ():
             facts = pod.facts
             if facts.ended_ms is None and (facts.scheduled_ms is not None or facts.started_ms is not None):
@@ -465,7 +465,8 @@ class JobList:
             return "unknown"
         if pods is None:
             return "running" if key in self._burning else "ended"
-        return "running" if pods.placed or key in self._held else "waiting"
+        waits = not pods.placed and (key not in self._held or (pods.ended > 0 and pods.waiting_since_ms is not None))
+        return "waiting" if waits else "running"
 
 
 def kind_of(job: str) -> JobKind | None:

@@ -29,7 +29,7 @@ def pods_by_job(pods: Iterable[QueuedPod]) -> dict[JobKey, JobPods]:
         since = facts.created_ms if not is_placed and facts.ended_ms is None else None
         queued = pod_wait(facts, 0).queued_ms if since is None else None
         found[key] = JobPods(
-            count + 1, ended + (facts.ended_ms is not None), placed + is_placed,
+            count + 1, ended + (facts.ended_ms is not None), placed + (is_placed and facts.ended_ms is None),
             max((wait for wait in (waits[0], queued) if wait is not None), default=None),
             min((at for at in (waits[1], since) if at is not None), default=None),
         )  # fmt: skip

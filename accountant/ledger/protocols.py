@@ -516,7 +516,7 @@ class QueuedPod:
 
 
 class JobPods(NamedTuple):
-    """How many pods a job has, how many of them have ended, and how many have been placed or started.
+    """How many pods a job has, how many of them have ended, and how many are placed or started and have not ended.
 
     queued_ms: the longest time in its queue of a pod that no longer waits; None if none is known.
     waiting_since_ms: the creation of the pod that has waited longest and still waits; None without one."""

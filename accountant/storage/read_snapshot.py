@@ -72,7 +72,8 @@ _POD = "coalesce(p.cluster, s.cluster), p.content, s.content"
 _BY_UID = "ORDER BY 1, coalesce(p.uid, s.uid)"
 _COUNTED = """coalesce(p.cluster, s.cluster), coalesce(nullif(s.namespace, ''), p.namespace, ''),
     coalesce(nullif(s.workload, ''), nullif(p.workload, ''), 'Pod/' || coalesce(s.name, p.name)),
-    count(*), count(coalesce(p.at[4], s.at[4])), count(coalesce(p.at[2], s.at[2], p.at[3], s.at[3])),
+    count(*), count(coalesce(p.at[4], s.at[4])),
+    count(coalesce(p.at[2], s.at[2], p.at[3], s.at[3])) FILTER (coalesce(p.at[4], s.at[4]) IS NULL),
     max(greatest(0, {until} - {created})) FILTER ({until} IS NOT NULL AND {created} IS NOT NULL),
     min({created}) FILTER ({until} IS NULL)""".format(
     created="least(p.at[1]::BIGINT, s.at[1]::BIGINT)",

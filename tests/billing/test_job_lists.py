@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing
 from decimal import Decimal
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -20,6 +22,7 @@ from accountant.storage.read_snapshot import Snapshot
 from accountant.wire.option_types import Order
 from agent.wire import PodFacts
 from gputally.base.clock import VirtualClock
+from gputally.base.units import MS_PER_MINUTE
 from tests.empty_ledger import fresh
 from tests.usage_records import QUARTER_MS, batch, deliver, interval, pod_facts, pod_holder
 
@@ -121,3 +124,23 @@ def test_a_list_reads_the_pods_of_the_jobs_that_it_shows_alone(ledger: DuckLedge
     assert built == [whole[one.key.id] for one in shown]
     assert [job.state for job in whole.values()] == [one.state for one in listed.figures]
     assert sum(job.accounts_gpu_us.allocated for job in whole.values()) == sum(o.allocated_us for o in listed.figures)
+
+
+@pytest.mark.parametrize(("second", "state"), [
+    ({}, "waiting"), ({"scheduled_ms": END - 2 * MS_PER_MINUTE}, "running"),
+    ({"ended_ms": END - MS_PER_MINUTE}, "ended"),
+])  # fmt: skip
+def test_a_job_whose_pod_was_stopped_waits_while_the_next_one_does(
+    tmp_path: Path, second: Mapping[str, int], state: str
+) -> None:
+    stopped = pod_facts("stopped", START + 10, created_ms=START, scheduled_ms=START, started_ms=START,
+                        ended_ms=START + QUARTER_MS, workload="Job/train", namespace="team")  # fmt: skip
+    follows = pod_facts("next", START + QUARTER_MS + 10, created_ms=START + QUARTER_MS, workload="Job/train",
+                        namespace="team", **second)  # fmt: skip
+    rows = [interval(START, "g", pod_holder("stopped", "team"), busy_us=1000)]
+    with closing(open_ledger(fresh(tmp_path / "ledger.duckdb"), VirtualClock(END))) as opened:
+        deliver(opened, END, batch(rows, [stopped, follows], cluster="prod"))
+        with opened.moment(START, END) as moment:
+            listed = list_jobs(moment, None, START, END, END, None)
+            assert [one.state for one in listed.figures] == [state]
+            assert moment.pods_by_job(START, END) == pods_by_job(moment.pods(START, END))
