@@ -540,13 +540,6 @@ def rank_of(column: str) -> Callable[[Job], Any]:
     return _BY_JOB[column]
 
 
-def _utilisation(job: Job) -> float | None:
-    """The busy part of the held time whose use is known; None if there is no such time."""
-    used = job.accounts_gpu_us
-    known = used.busy + used.allocated_idle
-    return used.busy / known if known else None
-
-
 _BY_FIGURES: Final[Mapping[str, Callable[[JobFigures], Any]]] = {
     "name": lambda one: one.key,
     "cluster": lambda one: one.key.cluster,
@@ -576,7 +569,7 @@ _BY_JOB: Final[Mapping[str, Callable[[Job], Any]]] = {
     "burn": lambda job: job.burn_per_hour,
     "busy": lambda job: job.accounts_gpu_us.busy,
     "unknown": lambda job: job.accounts_gpu_us.allocated_unknown,
-    "utilisation": _utilisation,
+    "utilisation": lambda job: job.accounts_gpu_us.utilisation,
     "unpriced": lambda job: job.unpriced_gpu_us,
     "pods": lambda job: job.pods,
     "created": lambda job: job.created_ms,

@@ -51,12 +51,6 @@ def _hours_of(account: str) -> Callable[[Job, str | None], str]:
     return lambda job, _: hours(getattr(job.accounts_gpu_us, account))
 
 
-def _utilisation(job: Job) -> float | None:
-    used = job.accounts_gpu_us
-    known = used.busy + used.allocated_idle
-    return used.busy / known if known else None
-
-
 def _named(*fields: str) -> Callable[[Job, str | None], str]:
     return lambda job, _: (
         ", ".join(NAMES.get(name, name) for field in fields for name in getattr(job, field)) or NOTHING
@@ -75,7 +69,9 @@ COLUMNS: Final[Mapping[JobOrder, TableColumn]] = {
     "waited": TableColumn("waited", lambda job, _: _length(job.waited_ms), ("waited_seconds",)),
     "gpu_hours": TableColumn("GPU-hours", _hours_of("allocated"), ("gpu_hours",)),
     "busy": TableColumn("busy", _hours_of("busy"), ("busy_gpu_hours",)),
-    "utilisation": TableColumn("utilisation", lambda job, _: percent(_utilisation(job)), ("utilisation",)),
+    "utilisation": TableColumn(
+        "utilisation", lambda job, _: percent(job.accounts_gpu_us.utilisation), ("utilisation",)
+    ),
     "idle": TableColumn("idle", _hours_of("allocated_idle"), ("idle_gpu_hours",)),
     "unknown": TableColumn("use unknown", _hours_of("allocated_unknown"), ("unknown_gpu_hours",)),
     "gpus": TableColumn("GPUs", lambda job, _: f"{job.gpus:,.1f}" if job.state == "running" else NOTHING, ("gpus",)),
@@ -283,7 +279,7 @@ def job_record(
     held = job.accounts_gpu_us
     names = {name: for_cell(getattr(job, name)) for name in ("id", "cluster", "namespace", "job")}
     names |= {name: for_cell(";".join(getattr(job, name))) for name in ("teams", "queues", "users")}
-    utilisation = _utilisation(job)
+    utilisation = held.utilisation
     record: dict[str, object] = names | {
         "state": job.state,
         "kind": job.kind or "",

@@ -50,12 +50,6 @@ def _text(heading: str, field: str, of: Callable[[NodeLine], str]) -> NodeTableC
     return NodeTableColumn(heading, lambda node, _: of(node) or NOTHING, (field, lambda node: for_cell(of(node))))
 
 
-def _utilisation(node: NodeLine) -> float | None:
-    used = node.accounts_gpu_us
-    known = used.busy + used.allocated_idle
-    return used.busy / known if known else None
-
-
 COLUMNS: Final[Mapping[NodeOrder, NodeTableColumn]] = {
     "cluster": NodeTableColumn("cluster", lambda node, _: node.cluster or NOTHING, None),
     "pool": _text("pool", "pool", lambda node: node.pool),
@@ -72,8 +66,8 @@ COLUMNS: Final[Mapping[NodeOrder, NodeTableColumn]] = {
     "busy": _of("busy", "busy_gpu_hours", "busy"),
     "utilisation": NodeTableColumn(
         "utilisation",
-        lambda node, _: percent(_utilisation(node)),
-        ("utilisation", lambda node: "" if (share := _utilisation(node)) is None else share),
+        lambda node, _: percent(node.accounts_gpu_us.utilisation),
+        ("utilisation", lambda node: "" if (share := node.accounts_gpu_us.utilisation) is None else share),
     ),
     "idle": _of("idle", "idle_gpu_hours", "allocated_idle"),
     "unknown": _of("use unknown", "unknown_gpu_hours", "allocated_unknown"),

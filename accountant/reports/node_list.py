@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
+from accountant.billing.job_costs import in_order
 from accountant.core.record_age import is_old
 from accountant.ledger.protocols import Down, Moment, NodeFacts
 from accountant.ledger.usage import EarlierSpan, Where, sum_of_usage_lines
-from accountant.reports.report_breakdowns import share
 from accountant.wire.option_types import Order
 from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
 
@@ -43,7 +43,7 @@ class Machine:
 
     @property
     def utilisation(self) -> float | None:
-        return share(self.accounts.busy, self.accounts.busy + self.accounts.allocated_idle)
+        return self.accounts.utilisation
 
     def is_silent(self, now_ms: int) -> bool:
         """Whether its newest record is too old to describe the present."""
@@ -143,7 +143,4 @@ def chosen(nodes: Sequence[Machine], choice: NodeChoice) -> tuple[Machine, ...]:
     text = choice.search.casefold()
     found = [node for node in nodes if not text or text in f"{node.cluster}/{node.name}".casefold()]
     column, descending = choice.order
-    ranked = [(_RANKS[column](node), node) for node in found]
-    known = [pair for pair in ranked if pair[0] is not None]
-    known.sort(key=lambda pair: pair[0], reverse=descending)
-    return (*(node for _, node in known), *(node for rank, node in ranked if rank is None))
+    return tuple(in_order(found, _RANKS[column], descending=descending))

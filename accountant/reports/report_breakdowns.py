@@ -45,7 +45,7 @@ class TimeAndCost:
     @property
     def utilisation(self) -> float | None:
         """Busy share of the allocated time whose use is known."""
-        return share(self.accounts.busy, self.accounts.busy + self.accounts.allocated_idle)
+        return self.accounts.utilisation
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,7 @@ def explore_page(request: Request, params: Params, deps: AppDeps, principal: Rea
         request, "/explore", "explore.html", deps, bar=bar, found=found, shown=rows, columns=columns,
         titles=bar.titles, crossed=crossed, others=view.others, total=view.rows.total,
         before=view.rows.total_before,
-        rows=[(found.table.row(at), None if found.before is None else found.before.row(at))
+        rows=[(found.table.row(at), found.then(at))
               for at in rows.rows] if crossed is None else (),
         named=_named, text=lambda column, row: figure_text(column, row, currency), changed=_changed, link=_link,
         group_link=group_link,
@@ -434,8 +434,7 @@ def _records(view: View, deps: Deps) -> ListRecords:
         chosen.insert(chosen.index("cost") + 1, "unpriced")
     spans: list[tuple[str, Callable[[int], Row | None], Row | None]] = [("", found.table.row, view.rows.total)]
     if found.before_ms is not None:
-        of_before = found.before.row if found.before is not None else lambda _: None
-        spans.append(("_before", of_before, view.rows.total_before))
+        spans.append(("_before", found.then, view.rows.total_before))
     names = [f"{name}{_SUFFIXES.get(FIGURES[name].kind, '')}{suffix}" for suffix, _, _ in spans for name in chosen]
     rows = []
     for at in called_off.each(view.rows.at.tolist()):

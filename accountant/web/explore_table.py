@@ -20,7 +20,7 @@ import numpy.typing as npt
 from accountant.billing.usage_pricing import cost
 from accountant.core.periods import days, hours, zone
 from accountant.ledger.protocols import Moment
-from accountant.ledger.usage import ACCOUNTS, HELD, OF_TIME, Where, coverage, usage_line
+from accountant.ledger.usage import ACCOUNTS, HELD, OF_TIME, EarlierSpan, Where, coverage, usage_line
 from accountant.prices.price_book import PriceBook
 from accountant.reports import html_page
 from accountant.wire.option_types import Order
@@ -69,12 +69,6 @@ class FigureColumn:
     of: Callable[[Row], Figure]
 
 
-def _utilisation(row: Row) -> float | None:
-    accounts = row.line.accounts_gpu_us
-    known = accounts.busy + accounts.allocated_idle
-    return accounts.busy / known if known else None
-
-
 def _rate(row: Row) -> Decimal | None:
     billed = gpu_hours(row.billed_us)
     return row.cost / billed if row.cost is not None and billed else None
@@ -99,7 +93,10 @@ FIGURES: Final[Mapping[str, FigureColumn]] = {
     "unallocated": FigureColumn("Unallocated", "GPU-hours", "held by nobody", _account("unallocated")),
     "unmetered": FigureColumn("Unmetered", "GPU-hours", "no agent reported it", _account("unmetered")),
     "down": FigureColumn("Down", "GPU-hours", "the GPU or its node was out of service", _account("down")),
-    "utilisation": FigureColumn("Utilisation", "share", "busy part of the held time whose use is known", _utilisation),
+    "utilisation": FigureColumn(
+        "Utilisation", "share", "busy part of the held time whose use is known",
+        lambda row: row.line.accounts_gpu_us.utilisation,
+    ),
     "cost": FigureColumn(
         "Cost", "money", "of all billed time, held or not; unknown if part of it has no price", lambda row: row.cost
     ),
@@ -233,7 +230,8 @@ class Explored:
 
     before: the table of the span before, with the same rows; None if it is not compared, or nothing is known of it.
     before_ms: the span before; None if it is not compared.
-    covered, covered_before: as `UsageAnswer.coverage`, without filters."""
+    covered, covered_before: as `UsageAnswer.coverage`, without filters.
+    unknown_before: the numbers of the rows of clusters of which nothing is known in the span before."""
 
     found_ms: int
     start_ms: int
@@ -244,6 +242,11 @@ class Explored:
     before_ms: tuple[int, int] | None
     covered_before: float | None
     chart: Series
+    unknown_before: frozenset[int] = frozenset()
+
+    def then(self, at: int) -> Row | None:
+        """A row in the span before; None if it is not compared, or nothing is known of its cluster then."""
+        return None if self.before is None or at in self.unknown_before else self.before.row(at)
 
     @property
     def nbytes(self) -> int:
@@ -299,12 +302,17 @@ def explore(
     chart = _chart(ledger, book, span, asked, _found(table, asked.search, named), most_series)
     if before is None:
         return Explored(found_ms, *span, table, covered, None, None, None, chart)
-    covered_before = coverage(ledger.usage(before, ()))
-    if not covered_before:
-        return Explored(found_ms, *span, table, covered, None, before, covered_before, chart)
+    known = EarlierSpan.of(before, ledger.usage(before, ("cluster",)))
+    chosen = asked.where.get("cluster") or known.clusters
+    if not known.clusters.intersection(chosen):
+        return Explored(found_ms, *span, table, covered, None, before, known.coverage, chart)
     earlier = table_of(ledger, book, *before, asked)
     keys = sorted({*table.keys, *earlier.keys}) if covered else table.keys
-    return Explored(found_ms, *span, table.like(keys), covered, earlier.like(keys), before, covered_before, chart)
+    place = asked.by.index("cluster") if "cluster" in asked.by else None
+    unknown = frozenset(at for at, key in enumerate(keys) if place is not None and key[place] not in known.clusters)
+    return Explored(
+        found_ms, *span, table.like(keys), covered, earlier.like(keys), before, known.coverage, chart, unknown
+    )
 
 
 def _chart(

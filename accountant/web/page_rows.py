@@ -378,7 +378,7 @@ def account_rows(accounts: Accounts) -> tuple[AccountRow, ...]:
 
 def utilisation(accounts: Accounts) -> float | None:
     """The busy part of the allocated time whose use is known; None if there is no such time."""
-    return share(accounts.busy, accounts.busy + accounts.allocated_idle)
+    return accounts.utilisation
 
 
 T = TypeVar("T")

@@ -92,6 +92,12 @@ class Accounts(Model):
         return self.allocated + self.unallocated + self.unmetered + self.down
 
     @property
+    def utilisation(self) -> float | None:
+        """The busy part of the held time whose use is known; None if there is no such time."""
+        known = self.busy + self.allocated_idle
+        return self.busy / known if known else None
+
+    @property
     def is_known(self) -> bool:
         """Whether anything is known of the time: not all of it is unmetered."""
         return self.total > self.unmetered

@@ -380,3 +380,10 @@ def test_jobs_and_nodes_of_a_cluster_of_which_nothing_is_known_before_are_not_co
         assert "before 0" not in silent_before.get(f"/{path}?{only}", headers=PAGE).text
         assert silent_before.get(f"/v1/{path}?{only}").json()["before"]["total_gpu_us"] is None
     assert silent_before.get(f"/v1/jobs?{view}&where.cluster=edge").json()["before"]["total_cost"] is None
+    for explored in (f"{view}&by=cluster", f"{view}&by=team,cluster", f"{view}&by=team&where.cluster=edge"):
+        rows = csv.DictReader(io.StringIO(silent_before.get(f"/explore.csv?{explored}").text))
+        of_edge = [row for row in rows if row.get("cluster") == "edge" or "cluster" not in row]
+        assert of_edge
+        assert {row["allocated_gpu_hours_before"] for row in of_edge} == {""}, explored
+        page = silent_before.get(f"/explore?{explored}", headers=PAGE).text
+        assert "before 0.0," not in page.partition("<tbody>")[2]
