@@ -222,7 +222,7 @@ def _why_missing(
             "the node lost records before it sent them",
             "they will not come: acknowledge coverage to close the month",
         )
-    return "no agent reported it", "wait for late records, or import what Prometheus or Slurm recorded"
+    return "no agent reported it", "wait for late records, or import what another source recorded"
 
 
 ZOOM: Final = "/static/zoom.js"
