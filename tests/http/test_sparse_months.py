@@ -96,6 +96,7 @@ class SparseMonth:
     credited: a credit of 5.00 for the team vision.
     late: what arrives for November after it was closed.
     due: by team, without those that owe nothing.
+    not_billed: what no team is billed for.
     spent: of the budget of the team vision; None: not known."""
 
     due: Mapping[str, str]
@@ -105,6 +106,7 @@ class SparseMonth:
     credited: bool = False
     late: tuple[Batch, ...] = ()
     prices: str = PRICES
+    not_billed: str = "0"
 
 
 HELD, SPOKEN = pod_minutes(rows=30), pod_minutes(rows=30, namespace="speech")
@@ -114,7 +116,7 @@ MONTHS: Final[Mapping[str, SparseMonth]] = {
     "a credit only": SparseMonth({"vision": "-5.00"}, None, credited=True),
     "a correction only": SparseMonth({"vision": "1.20"}, None, before=(UNHELD,), late=(LATE,)),
     "one team only": SparseMonth({"vision": "1.20"}, "1.20", within=(HELD,)),
-    "no team": SparseMonth({"__idle__": "1.20"}, within=(UNHELD,)),
+    "no team": SparseMonth({}, within=(UNHELD,), not_billed="1.20"),
     "unpriced time only": SparseMonth({}, None, within=(HELD,), prices=ONLY_NOVEMBER),
     "a credit beside another team's time": SparseMonth(
         {"speech": "1.20", "vision": "-5.00"}, within=(SPOKEN,), credited=True
@@ -277,7 +279,7 @@ def test_opencosts_interface_has_the_costs_of_the_months_own_time(
         sets = [one["allocations"] for one in sets["sets"]] if isinstance(sets, dict) else sets
         costs = [Decimal(str(one["gpuCost"])) for one_set in sets for one in (one_set or {}).values()]
         own = [Decimal(due) for due in running.month.due.values() if Decimal(due) > 0] if running.month.within else []
-        assert exact_sum(costs) == exact_sum(own)
+        assert exact_sum(costs) == exact_sum([*own, Decimal(running.month.not_billed)])
 
 
 def total(amounts: Mapping[str, Any]) -> Decimal:
@@ -298,8 +300,10 @@ def test_every_format_has_a_row() -> None:
 @pytest.mark.parametrize("team", [None, "vision"])
 @pytest.mark.parametrize("form", [pytest.param(form, marks=pytest.mark.real if form == "pdf" else ()) for form in DUE])
 def test_every_format_states_the_same_amount_due(running: Running, form: str, team: str | None) -> None:
-    stated = DUE[form](written(form, running.report(team)))
-    assert stated in (total(running.due(team)), None)
+    """A file of all charges has those that no team is billed for too."""
+    stated, due = DUE[form](written(form, running.report(team))), total(running.due(team))
+    charges = due + Decimal(running.month.not_billed) if team is None else due
+    assert stated in (due, charges, None)
     assert stated is not None or form in ("html", "pdf") or not running.due(team)
     assert stated is not None or form == "pdf" or not (running.month.credited or running.month.late)
 
@@ -346,9 +350,9 @@ def test_every_message_arrives(running: Running) -> None:
     assert {outcome for outcome, _ in states.values()} == {"delivered"}, states
     whole = [key for key in states if "vision" not in key and "speech" not in key]
     assert len(whole) == len(usable(SEAM, ChannelPlugin))
-    assert {team for team in ("vision", "speech") if any(team in key for key in states)} == running.due().keys() - {
-        "__idle__"
-    } | ({"vision"} if HELD in running.month.within else set())
+    assert {team for team in ("vision", "speech") if any(team in key for key in states)} == running.due().keys() | (
+        {"vision"} if HELD in running.month.within else set()
+    )
 
 
 FLEET: Final[Mapping[str, str | None]] = {
