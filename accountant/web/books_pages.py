@@ -25,7 +25,6 @@ from accountant.billing.statements import Adjustment, invoice_number
 from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.bookkeeping.month_changes import MonthChanges
 from accountant.bookkeeping.month_closing import Objecting, Status, state_of
-from accountant.core import periods
 from accountant.core.periods import Month, utc
 from accountant.exports.protocol import exports
 from accountant.ledger.journal import Act, ActKind
@@ -199,7 +198,7 @@ def steps(
 ) -> Response:
     """The state of a month's invoices: what objects to closing it, what changed, and the forms of the next steps."""
     require_all_teams(principal)
-    calendar_month = _month(deps, month)
+    calendar_month = month_and_decision_pages.month_of(deps, month)
     objections = deps.books.standing(calendar_month, deps.proposals())
     since_ms = None if params.since is None else edge("since", params.since, deps.settings.zone, deps.clock.wall_ms())
     status, book, drafts = deps.books.status(calendar_month), deps.book(), deps.books.drafts(calendar_month)
@@ -212,8 +211,8 @@ def steps(
         request, "/invoices", "invoice_steps.html", deps, month=calendar_month,
         status=status, due=due_of(deps, calendar_month), objections=objections,
         state=state_of(status, month_unknown(deps, calendar_month), len(objections)),
-        may=principal.may("admin"), forms=month_and_decision_pages.person_of(request) is not None
-        or deps.settings.auth == "off", params=params, shown=shown,
+        may=principal.may("admin"), forms=month_and_decision_pages.takes_forms(request, deps),
+        params=params, shown=shown,
         drafts=drafts, changed=_changed(deps, calendar_month, since_ms) if drafts or since_ms is not None else None,
         acts=[(act, WHAT[act.kind]) for act in reversed(acts)],
         over=calendar_month.span(deps.settings.zone)[1] <= deps.clock.wall_ms(), currency=book.currency if book else "",
@@ -242,10 +241,6 @@ def _shown(deps: Deps, principal: Principal, month: Month, params: StepsParams) 
     return ShownAdjustment(adjustment, before, after)
 
 
-def _month(deps: Deps, text: str) -> Month:
-    return month_and_decision_pages.parse_month(text, deps.clock.wall_ms(), periods.zone(deps.settings.timezone))
-
-
 _OBJECTIONS: Final = frozenset(get_args(Objecting))
 
 
@@ -256,7 +251,11 @@ async def step(request: Request, month: str, deps: AppDeps) -> Response:
     principal = await admit(request, deps, "admin", form=True)
     fields = await month_and_decision_pages.read_form(request)
     check_form(request, fields.pop("form_token", ""))
-    calendar_month, reason, who = _month(deps, month), fields.get("reason", "")[:1000], principal.actor
+    calendar_month, reason, who = (
+        month_and_decision_pages.month_of(deps, month),
+        fields.get("reason", "")[:1000],
+        principal.actor,
+    )
     last = deps.ledger.status().last_act
 
     def done() -> str:

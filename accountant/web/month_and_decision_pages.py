@@ -349,6 +349,11 @@ def page(request: Request, current: str, template: str, deps: Deps, **values: An
     return tagged(request, text.encode(), HTML)
 
 
+def month_of(deps: Deps, text: str) -> Month:
+    """`parse_month`, in the zone of the accountant and as of now."""
+    return parse_month(text, deps.clock.wall_ms(), deps.settings.zone)
+
+
 async def read_form(request: Request, most_bytes: int = _MOST_FORM_BYTES) -> dict[str, str]:
     """The fields of a form; of several values of one field, the first. Raises Refusal for a form that is too large or
     too slow."""
@@ -364,6 +369,11 @@ def person_of(request: Request) -> Person | None:
     """The signed-in person; None if the request has a token, or needs none."""
     person: Person | None = getattr(request.state, "person", None)
     return person
+
+
+def takes_forms(request: Request, deps: Deps) -> bool:
+    """Whether the sender may send the forms of a page: a signed-in person, or anybody where nobody signs in."""
+    return person_of(request) is not None or deps.settings.auth == "off"
 
 
 def menu_of(request: Request, deps: Deps, program: Program = "accountant") -> Menu:

@@ -19,6 +19,7 @@ from fastapi.responses import RedirectResponse
 from pydantic import Field, ValidationError
 
 from accountant.api.access_control import Reader, admit, check_form, require_all_teams
+from accountant.api.bookkeeping_routes import month_unknown
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import Params, invalid
@@ -33,7 +34,6 @@ from accountant.bookkeeping.month_closing import CannotClose
 from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.exports.protocol import CSV, file_name
-from accountant.reports import figure_formatting
 from accountant.web import month_and_decision_pages
 from gputally.base.money import exact_sum, gpu_hours, half_unit, plain
 from gputally.base.untrusted_text import for_cell
@@ -85,7 +85,7 @@ def against_the_books(
     request: Request, month: str, params: Annotated[InvoiceParams, Query()], deps: AppDeps, principal: Reader
 ) -> Response:
     require_all_teams(principal)
-    calendar_month = _month(deps, month)
+    calendar_month = month_and_decision_pages.month_of(deps, month)
     kept = deps.books.invoices.newest(calendar_month)
     reconciliation = _reconciled(deps, calendar_month, kept.invoice if kept else None)
     return _page(request, deps, calendar_month, params, reconciliation, kept, kept.invoice if kept else None)
@@ -98,7 +98,8 @@ async def send(request: Request, month: str, deps: AppDeps) -> Response:
     principal = await admit(request, deps, "admin", form=True)
     fields = await month_and_decision_pages.read_form(request, _MOST_FORM_BYTES)
     check_form(request, fields.pop("form_token", ""))
-    calendar_month, reason, who = _month(deps, month), fields.get("reason", "")[:1000], principal.name
+    calendar_month = month_and_decision_pages.month_of(deps, month)
+    reason, who = fields.get("reason", "")[:1000], principal.actor
     step = fields.get("step", "compare")
     if step not in get_args(Compared):
         raise invalid("step", "a form compares an invoice, keeps it, or applies its rates: compare, keep, apply")
@@ -118,10 +119,6 @@ async def send(request: Request, month: str, deps: AppDeps) -> Response:
 
     async with deps.turns.turn("acts", request, who):
         return await asyncio.to_thread(done)
-
-
-def _month(deps: Deps, text: str) -> Month:
-    return month_and_decision_pages.parse_month(text, deps.clock.wall_ms(), periods.zone(deps.settings.timezone))
 
 
 def parse_invoice(source: str, text: str, currency: str) -> Invoice:
@@ -196,11 +193,9 @@ def _page(
         models=sorted({line.gpu_model for line in found.lines if line.gpu_model}) if found else [],
         following=following if following.span(periods.zone(deps.settings.timezone))[0] < now_ms else None, parts=PARTS,
         cent=half_unit(found.currency) if found else None, compared=compared, may=principal.may("admin"),
-        forms=month_and_decision_pages.person_of(request) is not None or deps.settings.auth == "off",
+        forms=month_and_decision_pages.takes_forms(request, deps),
         source=sent.source if sent else "", text=invoice_text(sent) if sent else "", columns=COLUMNS,
-        priced=deps.book() is not None, unknown=figure_formatting.records_begin(
-            *month.span(deps.settings.zone), deps.ledger.status().extent[0], deps.settings.zone
-        ),
+        priced=deps.book() is not None, unknown=month_unknown(deps, month),
     )  # fmt: skip
 
 
@@ -209,7 +204,7 @@ def as_file(
     request: Request, month: str, params: Annotated[InvoiceParams, Query()], deps: AppDeps, principal: Reader
 ) -> Response:
     require_all_teams(principal)
-    calendar_month = _month(deps, month)
+    calendar_month = month_and_decision_pages.month_of(deps, month)
     kept = deps.books.invoices.newest(calendar_month)
     reconciliation = _reconciled(deps, calendar_month, kept.invoice if kept else None)
     if reconciliation is None:

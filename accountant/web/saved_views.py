@@ -24,7 +24,7 @@ router = APIRouter(include_in_schema=False)
 
 def of(request: Request, deps: Deps, principal: Principal) -> dict[str, Any]:
     """The saved views of the caller, and whether the page may save one, as the template `_bar.html` needs them."""
-    person = month_and_decision_pages.person_of(request) is not None or deps.settings.auth == "off"
+    person = month_and_decision_pages.takes_forms(request, deps)
     views = [SavedView(one.name, present_address(one.address)) for one in deps.ledger.views(principal.name)]
     return {"views": views, "may_save": deps.picker() is None and person}
 
