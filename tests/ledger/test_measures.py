@@ -66,7 +66,7 @@ def columns_of_a_ledger(folder: Path) -> dict[str, Any]:
 
 def of_explore(name: str) -> str:
     column = FIGURES[name]
-    return f"{name}{_SUFFIXES.get(column.kind, '')}: {column.title}, {column.kind}, {column.note}"
+    return f"{name}{_SUFFIXES.get(column.kind, '')}: {column.title}, {column.kind}"
 
 
 def columns_of_connect() -> list[str]:

@@ -187,6 +187,13 @@ def invoice_line(month: Month, charge: FocusCharge) -> str:
     return f"{invoice_number(month, charge.team)}-{_invoice_line(charge)}"
 
 
+def _of_invoice(month: Month, charge: FocusCharge) -> Row:
+    """The invoice of a charge; nothing for what no team is billed for."""
+    if charge.team == IDLE:
+        return {}
+    return {"InvoiceDetailId": invoice_line(month, charge), "InvoiceId": invoice_number(month, charge.team)}
+
+
 def rows(report: Report, charges: Iterable[FocusCharge]) -> Iterator[Row]:
     """For each charge the cells of COST_AND_USAGE that are not null."""
     month, issuer = month_of(report), issuer_of(report)
@@ -220,8 +227,7 @@ def rows(report: Report, charges: Iterable[FocusCharge]) -> Iterator[Row]:
             "ChargeFrequency": "Usage-Based" if charge.kind == "usage" else "One-Time",
             "ChargePeriodStart": instant(charge.start_ms),
             "ChargePeriodEnd": instant(charge.end_ms),
-            "InvoiceDetailId": invoice_line(month, charge),
-            "InvoiceId": invoice_number(month, charge.team),
+            **_of_invoice(month, charge),
             "SubAccountId": charge.team,
             "SubAccountName": charge.team,
             "Tags": _json(_tags(charge)),
@@ -405,6 +411,8 @@ def _invoice_details(report: Report, month_charges: Iterable[FocusCharge]) -> It
     start_ms, end_ms = month.span(report.tz)
     sums: dict[tuple[str, str], Decimal] = {}
     for charge in month_charges:
+        if charge.team == IDLE:
+            continue
         key = charge.team, invoice_line(month, charge)
         sums[key] = exact_sum([sums.get(key, Decimal(0)), charge.billed])
     for (team, line), amount in sums.items():

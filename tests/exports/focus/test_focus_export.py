@@ -106,6 +106,8 @@ def check_sums(report: Report) -> None:
     details = read(report, "invoice_detail.csv")
     invoiced = {row["InvoiceDetailId"]: number(row["BilledCost"]) for row in details}
     assert exact_sum(invoiced.values()) == exact_sum(report.due.values())
+    assert {row["InvoiceId"] for row in rows if row["SubAccountId"] == "__idle__"} <= {""}, "nobody is billed for it"
+    assert all(row["InvoiceId"] and row["InvoiceDetailId"] for row in rows if row["SubAccountId"] != "__idle__")
     categories = {row["InvoiceDetailId"]: row["ChargeCategory"] for row in details}
     for detail, amount in invoiced.items():
         assert amount == exact_sum(number(row["BilledCost"]) for row in rows if row["InvoiceDetailId"] == detail)
@@ -115,7 +117,7 @@ def check_sums(report: Report) -> None:
         assert total == round(total, 2), "an invoice is whole cents; what rounds it is a line of its own"
     assert [row["BillingPeriodStatus"] for row in read(report, "billing_period.csv")] == ["Open"]
     assert all(key.startswith(str(month)) for key in keys)
-    assert exact_sum(number(row["BilledCost"]) for row in projected(report)) == exact_sum(report.due.values())
+    assert exact_sum(number(row["BilledCost"]) for row in projected(report)) == exact_sum(report.charged.values())
 
 
 @pytest.mark.parametrize("team", [None, "vision", "genomics", "__idle__"])
