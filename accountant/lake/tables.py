@@ -353,7 +353,7 @@ _FOCUS_TEXTS: Final[dict[str, str]] = {
     "EffectiveCost": "equal to BilledCost",
     "HostProviderName": "setting `issuer.host`",
     "InvoiceDetailId": "line of the team's invoice",
-    "InvoiceId": "the team's invoice of the month; empty for what no team is billed for",
+    "InvoiceId": "the team's invoice of the month; null for what no team is billed for",
     "InvoiceIssuerName": "setting `issuer.name`",
     "ListCost": "list price × quantity, rounded as BilledCost",
     "ListUnitPrice": "price of the price row before its discount",
