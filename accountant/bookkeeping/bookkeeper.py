@@ -13,7 +13,7 @@ Content that was recorded stays readable in later releases."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import Final, Literal
@@ -404,6 +404,8 @@ class Bookkeeper:
         self._books: ClosedMonths | None = None
         self.waiting: tuple[Proposal, ...] = ()
         """The proposals found at the last check."""
+        self._checked: dict[str, Hashable] = {}
+        """By closed month, the mark of what the last check has seen."""
 
     def books(self, moment: Moment | None = None) -> ClosedMonths:
         """The state after all acts of a moment; None: the present one."""
@@ -638,15 +640,23 @@ class Bookkeeper:
         """Checks the newest closed months, and one older month in rotation; returns the proposals that the last check
         did not have.
 
-        The check is exact, and its cost does not grow with the number of closed months."""
+        The check is exact, and its cost does not grow with the number of closed months. A month of which neither
+        records nor acts have changed since its last check is not billed again."""
         books = self.books()
         older, newest = books.closed[: -self._look_back], books.closed[-self._look_back :]
         self._turn += 1
-        checked = (*older[self._turn % len(older) :][:1], *newest) if older else newest
+        turn = (*older[self._turn % len(older) :][:1], *newest) if older else newest
+        marks = {one.month: self._mark(one, books) for one in turn}  # before the check: what comes beside it counts
+        checked = [one for one in turn if self._checked.get(one.month) != marks[one.month]]
         known = {one.id for one in self.waiting}
         proposals = self._proposals(books, checked)
         self._remember(checked, proposals)
+        self._checked.update(marks)
         return [one for one in proposals if one.id not in known]
+
+    def _mark(self, closed: ClosedMonth, books: ClosedMonths) -> Hashable:
+        """A version of all that a closed month's proposal depends on."""
+        return books.seen, self._ledger.status().mark(*Month.parse(closed.month).span(self._zone))
 
     def accept(self, month: Month, proposal_id: str, who: str, reason: str = "") -> list[Correction]:
         """Accepts a proposal: books it as corrections in the first open month. Raises CannotClose."""

@@ -397,6 +397,40 @@ def test_what_arrives_late_waits_and_changes_nothing(closed):
     assert keeper.proposals(NOV) == []
 
 
+class Counted:
+    """A ledger that counts the moments that are opened of it."""
+
+    def __init__(self, ledger):
+        self._ledger, self.opened = ledger, 0
+
+    def __getattr__(self, name):
+        return getattr(self._ledger, name)
+
+    def moment(self, *span):
+        self.opened += 1
+        return self._ledger.moment(*span)
+
+
+def test_a_closed_month_is_billed_again_only_if_something_of_it_has_changed(closed):
+    ledger, _ = closed
+    counted = Counted(ledger)
+    keeper = Bookkeeper(counted, VirtualClock(at("2026-11-20")))
+    assert keeper.new_proposals() == []
+    looked = counted.opened
+    assert keeper.new_proposals() == []
+    assert counted.opened == looked, "nothing has changed since"
+    ledger.add(held("2026-10-07", "2026-10-07T10:00", team="late"))
+    (found,) = keeper.new_proposals()
+    assert counted.opened > looked
+    keeper.refuse(OCT, found.id, "ada", "too late")
+    assert keeper.new_proposals() == []
+    assert keeper.waiting == ()
+    ledger.add(held("2026-10-08", "2026-10-08T03:00", team="late"))
+    assert [one.id == found.id for one in keeper.new_proposals()] == [False], (
+        "what arrives after the refusal waits again"
+    )
+
+
 def test_taken_up_it_is_booked_once_by_whoever_took_it(late):
     ledger, keeper, found = late
     booked = keeper.accept(OCT, found.id, "ada", "an agent was cut off")
@@ -424,7 +458,7 @@ def test_refused_it_is_kept_and_never_proposed_again(late):
 
 def test_an_act_is_about_what_its_author_has_seen(late):
     ledger, keeper, found = late
-    ledger.add(held("2026-10-08", "2026-10-08T10:00", team="late"))
+    ledger.add(held("2026-10-08", "2026-10-08T03:00", team="late"))
     for act in (keeper.accept, keeper.refuse):
         with pytest.raises(CannotClose, match="more records have arrived for 2026-10"):
             act(OCT, found.id, "ada", "why")

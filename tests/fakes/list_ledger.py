@@ -125,7 +125,8 @@ class ListLedger(MemoryJournal):
             newest[cluster] = max(newest.get(cluster, 0), row.end_ms)
         begun = min((row.start_ms for row in self.rows), default=0)
         extent = begun, max(newest.values(), default=0)
-        return FixedStatus(len(self._acts), extent, newest, versions=self._versions)
+        content = self.rows, self.known_pods, self.reported, self._versions
+        return FixedStatus(len(self._acts), extent, newest, versions=self._versions, content=content)
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:
         return self.refused[:limit]
