@@ -95,12 +95,9 @@ class PodLabels:
                 changed[key] = after
         if not changed:
             return
-        stale = [key for key in changed if key in known]
-        if stale:
-            incoming = record_columns.column_table(record_columns.POD_KEY, stale)
-            cursor.run(
-                "DELETE FROM exported_label WHERE (cluster, uid) IN (SELECT (cluster, uid) FROM incoming)",
-                incoming=incoming,
+        for cluster, uids in _by_cluster(key for key in changed if key in known):
+            cursor.plainly(
+                "DELETE FROM exported_label WHERE cluster = ? AND uid IN (SELECT unnest(?))", [cluster, uids]
             )
         rows = [
             (*key, since, place > 0, msgspec.json.encode(content, order="deterministic").decode())
@@ -111,13 +108,13 @@ class PodLabels:
 
     def _known(self, cursor: Cursor, keys: Sequence[PodKey]) -> dict[PodKey, list[tuple[int, Content]]]:
         found: dict[PodKey, list[tuple[int, Content]]] = {}
-        if keys:
-            rows = cursor.run(
-                "SELECT e.cluster, e.uid, e.since_ms, e.content FROM exported_label e "
-                "JOIN incoming i ON e.cluster = i.cluster AND e.uid = i.uid ORDER BY ALL",
-                incoming=record_columns.column_table(record_columns.POD_KEY, keys),
+        for cluster, uids in _by_cluster(keys):
+            rows = cursor.plainly(
+                "SELECT uid, since_ms, content FROM exported_label "
+                "WHERE cluster = ? AND uid IN (SELECT unnest(?)) ORDER BY ALL",
+                [cluster, uids],
             )
-            for cluster, uid, since, content in rows:
+            for uid, since, content in rows:
                 found.setdefault((cluster, uid), []).append((since, _decoder.decode(content)))
         return found
 
@@ -188,6 +185,14 @@ class PodLabels:
         if not self.cut[why]:
             self._log.warning("label_value_not_kept", why=why, namespace=namespace, label=label)
         self.cut[why] += 1
+
+
+def _by_cluster(keys: Iterable[PodKey]) -> Iterable[tuple[str, list[str]]]:
+    """The uids of each cluster. Looking these up in a list takes half the time of a join of small tables."""
+    found: dict[str, list[str]] = {}
+    for cluster, uid in keys:
+        found.setdefault(cluster, []).append(uid)
+    return found.items()
 
 
 _decoder = msgspec.json.Decoder(Content)
