@@ -115,8 +115,7 @@ class HolderReading(msgspec.Struct, frozen=True, gc=False):
     memory_mib: Reading = Unavailable("not read")
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessReading:
+class ProcessReading(msgspec.Struct, frozen=True, gc=False):
     """One process on a GPU or on one of its MIG instances.
 
     busy_us: physical-GPU time since the previous reading of the device, from the per-process sampler. It is an
@@ -184,8 +183,7 @@ class Recovery:
         return self.action != "restart_app"
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceCondition:
+class DeviceCondition(msgspec.Struct, frozen=True, gc=False):
     """The condition of a device at one moment, for people and alerts, never for bills.
 
     throttle_reasons: the bits of NVML's clocks event reasons.

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -49,8 +48,7 @@ from gputally.kubernetes.pod_queue_labels import reserved_by
 UNKNOWN_PROCESS = Unavailable("unknown process on the gpu")
 
 
-@dataclass(frozen=True, slots=True)
-class OwnedProcess:
+class OwnedProcess(msgspec.Struct, frozen=True, gc=False):
     """A process with its holder. holder: None if the process is not in the agent's process table."""
 
     process: ProcessReading
@@ -191,10 +189,10 @@ def _busy_steps(
     process counts as the server if it is neither a client nor a graphics process, its holder has no allocation of the
     device, and the clients on this device have no busy time."""
     steps = {key: _step(processes) for key, processes in groups.items()}
-    with_clients = {key for key, processes in groups.items() if any(p.mps_client for p in processes)}
+    with_clients = {key for key, processes in groups.items() for p in processes if p.mps_client}
     for device in {mig_uuid for mig_uuid, _ in with_clients}:
         clients = [key for key in groups if key[0] == device and key in with_clients]
-        drawing = {key for key, processes in groups.items() if any(p.graphics for p in processes)}
+        drawing = {key for key, processes in groups.items() for p in processes if p.graphics}
         no_server = {*allocated, *with_clients, *drawing}
         if any(isinstance(steps[key][0], Unavailable) or steps[key][0] for key in clients):
             continue
@@ -345,22 +343,22 @@ class NodeSource:
         There are four reasons: the source of allocations reports it; only processes show the holders, and the processes
         could not be listed; a declared part depends on a memory size that could not be read; or one holder has the
         device alone and another has a part of it."""
-        reserved: set[str] = set()
-        fractional: set[str] = set()
-        if self._pods is not None:
-            fractional = {a.gpu_uuid for a in allocations if a.sharing == "fraction" and a.fraction_ppm is None}
-            listed = () if isinstance(pods.allocations, Unavailable) else pods.allocations
-            reserved = {a.gpu_uuid for a in listed if reserved_by(a.holder.namespace) in self._systems}
+        listed = () if isinstance(pods.allocations, Unavailable) else pods.allocations
         unlisted = {
             d.gpu.uuid: d.unlisted[0][1]
             for d in devices
-            if d.unlisted and (self._pods is None or d.gpu.uuid in reserved)
+            if d.unlisted
+            and (
+                self._pods is None
+                or any(a.gpu_uuid == d.gpu.uuid and reserved_by(a.holder.namespace) in self._systems for a in listed)
+            )
         }
         unsized = {
             d.gpu.uuid: "pods declare parts of the memory, and its size is unknown"
             + (f": {d.memory_used_mib.reason}" if isinstance(d.memory_used_mib, Unavailable) else "")
             for d in devices
-            if d.gpu.memory_mib is None and d.gpu.uuid in fractional
+            if d.gpu.memory_mib is None
+            and any(a.gpu_uuid == d.gpu.uuid and (a.sharing, a.fraction_ppm) == ("fraction", None) for a in allocations)
         }
         return {**_contradictions(allocations), **unsized, **unlisted, **pods.unknown}
 

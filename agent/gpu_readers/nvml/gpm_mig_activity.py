@@ -139,8 +139,7 @@ class Gpm:
         query = self._prepared(engine)
         self._driver.call("nvmlGpmMetricsGet", query)
         times = []
-        for metric in self._metrics:
-            code, percent = self._driver.fields(metric, "nvmlReturn", "value")
+        for code, percent in self._driver.fields(self._metrics, "nvmlReturn", "value"):
             if code != _SUCCESS or not 0 <= percent <= 100.5:  # NaN fails both bounds
                 raise NvmlRefused(code, "nvmlGpmMetricsGet")
             times.append(min(round(percent * 10 * span_ms), span_ms * US_PER_MS))

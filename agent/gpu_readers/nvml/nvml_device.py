@@ -191,7 +191,7 @@ class NvmlDevice:
         self._was_lost = False
         self._events.mend(self.gpu.uuid)
         recoveries = self._recover(reading.condition, None)
-        condition = replace(reading.condition, recoveries=recoveries)
+        condition = msgspec.structs.replace(reading.condition, recoveries=recoveries)
         return msgspec.structs.replace(reading, condition=condition, health=_health(recoveries))
 
     def _confirm(self, unanswered: bool) -> None:
@@ -236,7 +236,7 @@ class NvmlDevice:
                 msgspec.structs.replace(i, memory_mib=self._process_memory(processes, i.mig_uuid)) for i in instances
             )
         condition = self._refresh_condition(at_ms)
-        condition = replace(condition, recoveries=self._recover(condition, processes))
+        condition = msgspec.structs.replace(condition, recoveries=self._recover(condition, processes))
         return DeviceReading(
             gpu=self.gpu,
             health=_health(condition.recoveries),
@@ -272,7 +272,7 @@ class NvmlDevice:
             sm_active_us=why,
             tensor_active_us=why,
             sample_gaps=self._busy.gaps,
-            condition=replace(condition, recoveries=recoveries),
+            condition=msgspec.structs.replace(condition, recoveries=recoveries),
         )
 
     def _memory(self, handle: Any) -> Reading:
@@ -352,7 +352,7 @@ class NvmlDevice:
         since_us = 0 if self._clock_set_back else self._busy.last_seen_us
         try:
             _, ring = self._driver.call("nvmlDeviceGetSamples", self._handle, kind, since_us)
-            samples = [(at_us, value.uiVal) for at_us, value in (self._driver.fields(s, *_SAMPLE) for s in ring)]
+            samples = [(at_us, value.uiVal) for at_us, value in self._driver.fields(ring, *_SAMPLE)]
         except NvmlRefused as fault:
             if fault.empty:
                 samples = []
@@ -400,7 +400,7 @@ class NvmlDevice:
         xids = self._events.xids(self.gpu.uuid)
         if self._condition_ms is not None and at_ms - self._condition_ms < CONDITION_EVERY_MS:
             if xids != self._condition.xids:
-                self._condition = replace(self._condition, xids=xids)
+                self._condition = msgspec.structs.replace(self._condition, xids=xids)
             return self._condition
         self._condition_ms = at_ms
         figure, constant, handle = self._driver.figure, self._driver.constant, self._handle

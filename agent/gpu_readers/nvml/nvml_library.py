@@ -66,10 +66,10 @@ _NO_PERMISSION, _INSUFFICIENT_SIZE = 4, 7
 _UNKNOWN_SIZE, _NOT_PROCESSES = -1, -2
 """Codes of our own for answers that cannot be read. NVML's codes are not negative."""
 _EXPECTED, _MOST_PROCESSES = 32, 65_536
-_ENTRY_SIZES = (24, 32, 16, 40, 48, 56, 64)
-"""Sizes in bytes of an entry in a list of processes, the usual one first. Each begins with the process number (32 bits)
-and, after 8 bytes, the memory (64 bits)."""
-_FIRST_FIELDS = 16
+_FIRST_FIELDS, _LARGEST_ENTRY = 16, 64
+_ENTRIES = {size: struct.Struct(f"=I4xQ{size - _FIRST_FIELDS}x") for size in (24, 32, 16, 40, 48, 56, _LARGEST_ENTRY)}
+"""Forms of an entry in a list of processes by its size in bytes, the usual one first. Each begins with the process
+number (32 bits) and, after 8 bytes, the memory (64 bits)."""
 MOST_PID = 1 << 22
 """Largest process number of Linux."""
 _PATTERN = b"\xa5"
@@ -134,20 +134,27 @@ class Restart(NvmlFault):
     """The library must be shut down and started again."""
 
 
+def _untouched(found: bytes) -> bool:
+    """Return True if these bytes behind an answer are the pattern still."""
+    return found == _PATTERN * len(found)
+
+
 def _entries(found: bytes, count: int, room: int, name: str) -> list[tuple[int, int | None]]:
     """Decode a list of processes, whose entries have the size that the driver wrote. Raises NvmlRefused if the size is
     unknown, if an entry is no process or if there are more than `room`, because then no entry can be trusted."""
-    written = len(found.rstrip(_PATTERN))
-    fitting = [size for size in _ENTRY_SIZES if written == count * size] or [
-        size for size in _ENTRY_SIZES if 0 <= written - (count - 1) * size - _FIRST_FIELDS <= size - _FIRST_FIELDS
+    most = count * _LARGEST_ENTRY
+    written = len(found[:most].rstrip(_PATTERN))
+    fitting = [size for size in _ENTRIES if written == count * size] or [
+        size for size in _ENTRIES if 0 <= written - (count - 1) * size - _FIRST_FIELDS <= size - _FIRST_FIELDS
     ]
-    if count > room or not fitting:
+    if count > room or not fitting or not _untouched(found[most:]):
         raise NvmlRefused(_UNKNOWN_SIZE, name)
-    size = fitting[0]
-    processes = list(struct.iter_unpack(f"=I4xQ{size - _FIRST_FIELDS}x", found[: count * size]))
-    if not all(0 < pid <= MOST_PID for pid, _ in processes):
-        raise NvmlRefused(_NOT_PROCESSES, name)
-    return [(pid, None if memory == _NOT_REPORTED else memory) for pid, memory in processes]
+    processes: list[tuple[int, int | None]] = []
+    for pid, memory in _ENTRIES[fitting[0]].iter_unpack(found[: count * fitting[0]]):
+        if not 0 < pid <= MOST_PID:
+            raise NvmlRefused(_NOT_PROCESSES, name)
+        processes.append((pid, None if memory == _NOT_REPORTED else memory))
+    return processes
 
 
 class _GuardedLibrary:
@@ -174,26 +181,25 @@ _ByReference = type(ctypes.byref(ctypes.c_int()))
 class _GuardedFunction:
     """A function of the library that is called with larger buffers, so that it cannot write over other memory.
 
-    A structure has one size, so a function that fills structures is called without a guard once it has succeeded
-    since the library was started.
+    A structure has one size, so structures and numbers have no guard once the function has succeeded since the library
+    was started. An array always has one.
 
     list_at: as in `_LISTS`; None if the function fills no array."""
 
     def __init__(self, function: Any, list_at: tuple[int, int] | None) -> None:
         self._function = function
         self._list_at = list_at
-        self._guarded = True
+        self._succeeded = False
 
     def __call__(self, *arguments: Any) -> int:
-        if not self._guarded:
-            return int(self._function(*arguments))
         count_at, list_at = self._list_at or (-1, -1)
+        if self._succeeded and (list_at < 0 or arguments[list_at] is None):
+            return self._function(*arguments)  # type: ignore[no-any-return]
         passed = list(arguments)
         targets: dict[int, Any] = {}
-        for at, argument in enumerate(arguments):
-            if isinstance(argument, (_ByReference, ctypes.Array)):
-                target: Any = getattr(argument, "_obj", argument)
-                targets[at] = target
+        for at in (list_at,) if self._succeeded else range(len(arguments)):
+            if isinstance(arguments[at], (_ByReference, ctypes.Array)):
+                targets[at] = target = getattr(arguments[at], "_obj", arguments[at])
                 room = 2 * ctypes.sizeof(target) + _SPARE
                 passed[at] = ctypes.create_string_buffer(_PATTERN * room, room)
                 if at != list_at:
@@ -202,15 +208,16 @@ class _GuardedFunction:
         for at, target in targets.items():
             if at != list_at:
                 ctypes.memmove(ctypes.byref(target), passed[at], ctypes.sizeof(target))
-                if passed[at].raw[ctypes.sizeof(target) :].strip(_PATTERN):
+                if not _untouched(passed[at][ctypes.sizeof(target) :]):
                     return _UNKNOWN_SIZE
         if code == 0 and list_at in targets:
             listed = targets[list_at]
-            written = passed[list_at].raw.rstrip(_PATTERN)
-            if len(written) > min(targets[count_at].value, len(listed)) * ctypes.sizeof(listed._type_):
+            declared = min(arguments[count_at]._obj.value, len(listed)) * ctypes.sizeof(listed._type_)
+            if not _untouched(passed[list_at][declared:]):
                 return _UNKNOWN_SIZE
+            written = passed[list_at][:declared].rstrip(_PATTERN)
             ctypes.memmove(ctypes.byref(listed), written, len(written))
-        self._guarded = code != 0 or self._list_at is not None
+        self._succeeded = self._succeeded or code == 0
         return code
 
 
@@ -268,11 +275,11 @@ class Driver:
         return getattr(self._binding(), name)()
 
     @staticmethod
-    def fields(structure: Any, *names: str) -> tuple[Any, ...]:
-        """Return these numeric fields of a structure. The method bypasses the binding, which would check each field for
-        text."""
-        kind = type(structure)
-        return tuple([getattr(kind, name).__get__(structure) for name in names])
+    def fields(structures: Sequence[Any], *names: str) -> list[tuple[Any, ...]]:
+        """Return these numeric fields of each structure; all are of one kind. The method bypasses the binding, which
+        would check each field for text."""
+        getters = [getattr(type(structures[0]), name).__get__ for name in names] if structures else []
+        return [tuple([get(structure) for get in getters]) for structure in structures]
 
     def processes(self, name: str, handle: Any) -> list[tuple[int, int | None]]:
         """Return (pid, bytes of memory; None if not reported) of each process in a list of the driver.
@@ -290,7 +297,7 @@ class Driver:
         count = ctypes.c_uint(_EXPECTED)
         while True:
             room = count.value
-            size = 2 * room * max(_ENTRY_SIZES) + _SPARE
+            size = 2 * room * _LARGEST_ENTRY + _SPARE
             found = ctypes.create_string_buffer(_PATTERN * size, size)
             code = function(handle, ctypes.byref(count), found)
             if code == 0:

@@ -438,7 +438,7 @@ class ProcessSampler:
         if self._samplers:
             with suppress(NvmlRefused):
                 listed = self._driver.call(self._samplers[0], handle, 0)
-        self._void = frozenset(self._driver.fields(sample, "pid", "timeStamp") for sample in listed)
+        self._void = frozenset(self._driver.fields(listed, "pid", "timeStamp"))
         self._seen_us, self._unknown_until_ms = 0, at_ms + RING_MS
 
     def read(
@@ -587,7 +587,7 @@ class ProcessSampler:
                 self._at_ms = at_ms
                 return Unavailable(str(fault), refused=True)
         self._answered = True
-        found = [self._driver.fields(sample, "pid", "timeStamp", "smUtil") for sample in listed]
+        found = self._driver.fields(listed, "pid", "timeStamp", "smUtil")
         if self._void:
             found = [each for each in found if each[:2] not in self._void]
         self._silent = self._silent + 1 if expected and not found else 0
