@@ -356,15 +356,20 @@ def adopt(
 @app.command()
 def shard(
     policy: PolicyPath,
-    endpoint: Annotated[str, typer.Option(help="Address at which KAI's Prometheus client queries usage.")],
+    endpoint: Annotated[str, typer.Option(help="Address at which the scheduler's Prometheus client queries usage.")],
 ) -> None:
-    """Print the part of a KAI SchedulingShard that matches the policy. Applying it restarts KAI's scheduler."""
+    """Print the part of a scheduler's own configuration (KAI: a SchedulingShard) that matches the policy. Applying it
+    may restart the scheduler."""
     import yaml
 
     from fairshare.controller import policy_file as policies
-    from fairshare.schedulers.kai.adapter import shard_advice
+    from fairshare.targets.installed import adapters
 
-    print(yaml.safe_dump({"spec": shard_advice(policies.load(policy)[0], endpoint)}, sort_keys=False), end="")
+    chosen, _ = policies.load(policy)
+    fitting = [spec for each in adapters() if (spec := each.configuration(chosen, endpoint)) is not None]
+    if not fitting:
+        raise FairshareError("no installed scheduler has a configuration of its own that depends on the policy")
+    print(yaml.safe_dump_all([{"spec": spec} for spec in fitting], sort_keys=False), end="")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

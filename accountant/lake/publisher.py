@@ -39,7 +39,7 @@ from accountant.core.errors import LakeRefused, LakeUnavailable, UnreadableLedge
 from accountant.core.periods import Month, day_span, local_date, utc
 from accountant.core.settings import Settings
 from accountant.lake import tables
-from accountant.lake.engines.duckdb.engine import DuckDbEngine
+from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.lake.engines.protocol import Engine
 from accountant.lake.iceberg_catalog import Catalogue, Removed, namespace_of, rows_where
 from accountant.lake.lake_ledger import every_column, readable

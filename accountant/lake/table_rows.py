@@ -4,7 +4,7 @@
 price. Within a day and price, amounts are rounded cumulatively (as a running total), so that their sum equals the exact
 cost to 10⁻⁹, also if prices depend on commitments, MIG memory or lent time.
 
-`focus`: the cells are those of the FOCUS 1.4 export (accountant.exports.focus.charge_tables). An exact amount can have
+`focus`: the cells are those of the FOCUS 1.4 export (accountant.reports.focus_charge_rows). An exact amount can have
 more decimals than the column, so amounts are rounded cumulatively within each team's charges and add up to what the
 team owes."""
 
@@ -29,7 +29,6 @@ from accountant.billing.usage_pricing import PricedUsage, measures_to_price, pri
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.core.periods import day_span
-from accountant.exports.focus import charge_tables
 from accountant.lake.tables import (
     ACCOUNT_COLUMNS,
     COLUMN_OF,
@@ -43,6 +42,7 @@ from accountant.lake.tables import (
 )
 from accountant.ledger.usage import ACCOUNTS, MEASURES, PRICED_BY, START_UP, Int64Array, Place, Usage
 from accountant.prices.price_book import Price, PriceBook
+from accountant.reports import focus_charge_rows
 from accountant.reports.report_builder import Report
 from accountant.storage.read_snapshot import Snapshot
 from accountant.storage.span_splitting import local_hours
@@ -244,7 +244,7 @@ def _amount(price: Price, gpu_us: int) -> Decimal:
 
 def focus_rows(ledger: str, month: str, report: Report) -> pa.Table:
     """The charges of a month as rows of the table `focus`. Raises CannotRender without a price book."""
-    cells = charge_tables.rows(report, charge_tables.charges(report))
+    cells = focus_charge_rows.rows(report, focus_charge_rows.charges(report))
     totals: dict[tuple[str, str], Decimal] = {}
     chunks = []
     while chunk := list(islice(cells, _CHUNK)):

@@ -16,8 +16,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 import pyarrow as pa
 
-from accountant.exports.focus.charge_tables import COST_AND_USAGE, NUMBERS
 from accountant.ledger.usage import ACCOUNTS, PRICED_BY, START_UP
+from accountant.reports.focus_charge_rows import COST_AND_USAGE, NUMBERS
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.measures import REPORTED
 

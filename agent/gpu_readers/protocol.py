@@ -86,6 +86,21 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True)
+class DriverCheck:
+    """A driver that `gputally doctor` examines on its machine.
+
+    reader: reads it.
+    count: returns the number of GPUs that the driver knows, also those that it cannot open; None if it does not answer.
+    remedy: returns what to do about a failure of the reader; "" if that is not known.
+    no_gpus: what to do if the driver answers and shows no GPU."""
+
+    reader: GpuReader
+    count: Callable[[], int | None]
+    remedy: Callable[[str], str]
+    no_gpus: str
+
+
+@dataclass(frozen=True, slots=True)
 class GpuReaderPlugin:
     """The manifest of a reader.
 
@@ -94,7 +109,8 @@ class GpuReaderPlugin:
     open: makes the reader from that text. Raises SettingsError if the text is wrong. It connects to nothing yet.
     fills: whether it only adds values to the devices of the readers before it.
     reaches: what a reading reads, writes and connects to, for the operator.
-    page: the page about it."""
+    page: the page about it.
+    check: opens the driver for `gputally doctor`; None if there is nothing to examine."""
 
     name: str
     place: str
@@ -102,3 +118,4 @@ class GpuReaderPlugin:
     fills: bool
     reaches: str
     page: str
+    check: Callable[[], DriverCheck] | None = None

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from agent.core.readings import Allocation, Gpu, Unavailable
@@ -186,6 +187,19 @@ class JobCgroups:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceCheck:
+    """What a source answered to `gputally doctor`.
+
+    pods: the number of pods that it named.
+    took_ms: how long the answer took.
+    failure: why it did not answer; "" if it did."""
+
+    pods: int = 0
+    took_ms: int = 0
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class HolderPlugin:
     """The manifest of a source of holders or of a way to share GPUs. It has at least one of `open`, `parts` and `jobs`.
 
@@ -197,7 +211,8 @@ class HolderPlugin:
         holds it. Raises SettingsError if the text is wrong.
     parts: how containers state their parts of a GPU; it counts on nodes whose `gpu_sharing` has the name.
     jobs: where the processes of jobs are.
-    rights: the rights in the cluster that the agent needs for it."""
+    rights: the rights in the cluster that the agent needs for it.
+    check: asks the source at a socket once, for `gputally doctor`; None if there is nothing to ask."""
 
     name: str
     reaches: str
@@ -207,6 +222,7 @@ class HolderPlugin:
     parts: VirtualDevices | None = None
     jobs: JobCgroups | None = None
     rights: tuple[Rights, ...] = ()
+    check: Callable[[Path, Clock], SourceCheck] | None = None
 
     def __post_init__(self) -> None:
         if re.fullmatch(_NAME, str(self.name)) is None:

@@ -128,6 +128,13 @@ class Adapter(ABC):
         """Return the settings of a policy with queues of this scheduler that are probably not intended."""
         return ()
 
+    def configuration(self, _policy: Policy, _endpoint: str, /) -> Object | None:
+        """Return the part of the `spec` of the scheduler's own configuration that matches the policy; None if none
+        depends on it. For gputally's own schedulers.
+
+        endpoint: the address at which the scheduler can read usage."""
+        return None
+
     def opened(
         self,
         _policy: Policy,

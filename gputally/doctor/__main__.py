@@ -83,7 +83,7 @@ def _kubelet(sources: Sources) -> CheckResult:
         what = "the kubelet does not report which pods hold GPUs"
         remedy = "run the doctor as root, or mount /var/lib/kubelet/pod-resources, as the chart does for the agent"
         return CheckResult("", (Finding("error", what, answer.failure, remedy),))
-    return CheckResult(f"{len(answer.pods)} pods, answered in {answer.took_ms} ms", examined=1)
+    return CheckResult(f"{answer.pods} pods, answered in {answer.took_ms} ms", examined=1)
 
 
 def _processes(sources: Sources) -> CheckResult:

@@ -16,13 +16,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from agent.gpu_readers import protocol as gpu_readers
 from agent.gpu_readers.chosen import ChosenReader, GpuReaders
-from agent.gpu_readers.nvml.driver_lifecycle import Gpus
-from agent.gpu_readers.nvml.nvml_library import Driver, NvmlFault
-from agent.holders.kubelet.kubelet_grpc_client import Kubelet, KubeletAnswer, UnaryChannel
+from agent.holders.installed import installed
 from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import PodLogs, ProcessTable
+from agent.holders.protocol import SourceCheck
 from gputally.base.clock import Clock
+from gputally.base.plugins import usable
 from gputally.doctor.findings import CannotCheck
 from gputally.doctor.node_checks import MachineGpus
 
@@ -96,7 +97,7 @@ class Sources:
         options: DoctorOptions,
         *,
         machine: Callable[[], MachineGpus],
-        kubelet: Callable[[], KubeletAnswer],
+        kubelet: Callable[[], SourceCheck],
         cluster: Callable[[], ClusterView],
         accountant: Callable[[], AccountantClient],
     ) -> None:
@@ -195,30 +196,38 @@ _BETWEEN_S = 1.0
 def read_machine(proc: Path, clock: Clock) -> MachineGpus:
     """Read this machine's GPUs and the processes that hold them. proc: the host's process table.
 
-    Raises agent.core.readings.DriverReplaced."""
-    driver = Driver()
-    source = NodeSource(GpuReaders((ChosenReader("nvml", Gpus(driver)),)), ProcessTable(proc), None, PodLogs(_POD_LOGS))
+    Raises CannotCheck if no installed reader has a driver, and agent.core.readings.DriverReplaced."""
+    readers = usable(gpu_readers.SEAM, gpu_readers.GpuReaderPlugin).values()
+    found = next(((one.name, one.check) for one in readers if one.check is not None), None)
+    if found is None:
+        raise CannotCheck("no reader of GPUs that is installed here has a driver to examine (gputally plugins)")
+    name, check = found
+    driver = check()
+    source = NodeSource(GpuReaders((ChosenReader(name, driver.reader),)), ProcessTable(proc), None, PodLogs(_POD_LOGS))
     try:
         snapshot = source.snapshot(clock.wall_ms())
         if snapshot.devices:
             clock.wait(_BETWEEN_S, threading.Event())
             snapshot = source.snapshot(clock.wall_ms())
-        try:
-            count = int(driver.call("nvmlDeviceGetCount"))
-        except NvmlFault:  # the driver did not start, or was lost meanwhile
-            count = len(snapshot.devices)
-        return MachineGpus(snapshot, count, agents_pod=_AGENT_VARIABLE in os.environ)
+        count = driver.count()
+        failure = dict(snapshot.sources).get(name, "")
+        return MachineGpus(
+            snapshot,
+            len(snapshot.devices) if count is None else count,
+            failure,
+            driver.remedy(failure) if failure else driver.no_gpus,
+            agents_pod=_AGENT_VARIABLE in os.environ,
+        )
     finally:
         source.close()
 
 
-def ask_kubelet(socket: Path, clock: Clock) -> KubeletAnswer:
-    """Poll the kubelet once. If it does not answer, `failure` of the result is the reason. Raises CannotCheck if this
-    machine has no kubelet."""
+def ask_kubelet(socket: Path, clock: Clock) -> SourceCheck:
+    """Ask the kubelet once. If it does not answer, `failure` of the result is the reason. Raises CannotCheck if this
+    machine has no kubelet, or no installed source of holders asks one."""
     if not socket.exists():
         raise CannotCheck(f"this machine has no kubelet ({socket}); run the check on a node of the cluster")
-    channel = UnaryChannel(socket, clock)
-    try:
-        return Kubelet(socket, clock, channel).poll()
-    finally:
-        channel.close()
+    check = next((one.check for one in installed().values() if one.check is not None), None)
+    if check is None:
+        raise CannotCheck("no source of holders that is installed here asks the kubelet (gputally plugins)")
+    return check(socket, clock)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from agent.core.readings import Allocation, DeviceReading, NodeSnapshot, Unavailable
-from agent.gpu_readers.nvml.nvml_library import NO_GPUS_REMEDY, remedy
 from agent.holders.installed import job_ending
 from agent.wire import JOB
 from gputally.doctor.findings import CannotCheck, CheckResult, Finding, first_findings, joined_names
@@ -23,27 +22,29 @@ class MachineGpus:
     """The GPUs of this machine and their holders.
 
     counted: the number of GPUs that the driver counts, including lost ones that cannot be opened.
+    failure: why the driver does not answer; "" if it does.
+    remedy: what to do about that, or, if the driver answers, about a driver that shows no GPU; "" if that is not known.
     agents_pod: True if the doctor runs in the container of an agent. Then the node must have GPUs."""
 
     snapshot: NodeSnapshot
     counted: int
+    failure: str = ""
+    remedy: str = ""
     agents_pod: bool = False
 
 
 def driver(machine: MachineGpus) -> CheckResult:
     """Find GPUs that are lost or cannot be opened, and readings that are missing. Raises CannotCheck if no driver
     answers."""
-    snapshot = machine.snapshot
-    failure = dict(snapshot.sources).get("nvml", "")
+    snapshot, failure = machine.snapshot, machine.failure
     if failure and not snapshot.devices and not machine.counted:
         if machine.agents_pod:
             what = "the agent sees no GPU: no NVIDIA driver answers in its container"
-            return CheckResult("", (Finding("error", what, failure, remedy(failure) or "see nvidia-smi on the node"),))
+            return CheckResult("", (Finding("error", what, failure, machine.remedy or "see nvidia-smi on the node"),))
         raise CannotCheck(f"no NVIDIA driver answers on this machine ({failure}); run the check on a GPU node")
     if machine.agents_pod and not snapshot.devices and not machine.counted:
-        return CheckResult(
-            "0 GPUs", (Finding("error", "the driver answers and shows no GPU", "0 GPUs", NO_GPUS_REMEDY),)
-        )
+        what, remedy = "the driver answers and shows no GPU", machine.remedy or "see nvidia-smi on the node"
+        return CheckResult("0 GPUs", (Finding("error", what, "0 GPUs", remedy),))
     devices = snapshot.devices
     findings = [
         Finding("error", f"GPU {device.gpu.index} ({device.gpu.model}) is lost", device.gpu.uuid, _RESET)

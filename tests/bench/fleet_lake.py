@@ -34,7 +34,7 @@ from accountant.core.settings import Lake, Settings
 from accountant.fleet.fleet_ledgers import Fleet, FleetQuery
 from accountant.fleet.fleet_server import FleetService
 from accountant.lake import tables
-from accountant.lake.engines.duckdb.engine import DuckDbEngine
+from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.lake.engines.protocol import Engine
 from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.publisher import Publisher

@@ -25,7 +25,7 @@ from accountant.core.settings import Lake, Settings
 from accountant.fleet.fleet_ledgers import Fleet
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.lake import tables
-from accountant.lake.engines.duckdb.engine import DuckDbEngine
+from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.publisher import Publisher
 from accountant.lake.table_rows import line_rows, statement_row

@@ -22,7 +22,7 @@ from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.settings import Lake, Settings
 from accountant.fleet.fleet_ledgers import Fleet
 from accountant.lake import tables
-from accountant.lake.engines.duckdb.engine import DuckDbEngine
+from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue, namespace_of
 from accountant.lake.lake_ledger import LakeLedger
 from accountant.ledger.protocols import Moment

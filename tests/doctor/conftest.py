@@ -12,7 +12,7 @@ from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.wire.typed_accountant_client import AccountantClient
 from agent.core.readings import NodeSnapshot
-from agent.holders.kubelet.kubelet_grpc_client import KubeletAnswer
+from agent.holders.protocol import SourceCheck
 from fairshare.core.scheduler_queue_objects import instant
 from gputally.base.clock import Clock, VirtualClock
 from gputally.base.errors import ClusterUnavailable
@@ -113,7 +113,7 @@ def sources_of(clock: VirtualClock) -> Callable[..., Sources]:
         cluster: ClusterView | None = None,
         accountant: AccountantClient | None = None,
         machine: NodeSnapshot | None = None,
-        kubelet: KubeletAnswer | None = None,
+        kubelet: SourceCheck | None = None,
         at: Clock = clock,
         **options: Any,
     ) -> Sources:

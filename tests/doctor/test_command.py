@@ -15,7 +15,7 @@ import pytest
 from accountant.composition import Service
 from accountant.wire.policy_models import Policy
 from accountant.wire.typed_accountant_client import AccountantClient
-from agent.holders.kubelet.kubelet_grpc_client import KubeletAnswer
+from agent.holders.protocol import SourceCheck
 from agent.wire import Batch, Holder
 from fairshare.schedulers.kai.kinds import QUEUE
 from gputally.base.accountant_connection import Unanswered
@@ -98,9 +98,7 @@ def by_name(results: tuple[CheckResult, ...]) -> dict[str, CheckResult]:
 def test_what_is_wrong_in_the_cluster_and_the_books_is_found(
     sources_of: Callable[..., Sources], cluster: MemoryInspector, running: str
 ) -> None:
-    found = by_name(
-        run_checks(sources_of(cluster, AccountantClient(running), kubelet=KubeletAnswer(at_ms=0, failure="")))
-    )
+    found = by_name(run_checks(sources_of(cluster, AccountantClient(running), kubelet=SourceCheck())))
     status = {name: result.status for name, result in found.items()}
     assert status == {
         "driver": "unknown", "kubelet": "ok", "processes": "unknown", "agents": "unknown",

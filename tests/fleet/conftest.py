@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from accountant.fleet.fleet_ledgers import Fleet
-from accountant.lake.engines.duckdb.engine import DuckDbEngine
+from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.prices.price_book import Billing, IdlePolicy
 from tests.lake.comparison_queries import ROWS, PublishedLedger, published
 from tests.ledger.busy_ledger import BOOK

@@ -34,7 +34,7 @@ from accountant.exports.zip_archive import unpack
 from accountant.fleet import fleet_routes
 from accountant.fleet.fleet_ledgers import Fleet, Rates
 from accountant.fleet.fleet_server import FleetService
-from accountant.lake.engines.duckdb.engine import DuckDbEngine
+from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.runtime.ingest import Ingest
 from accountant.runtime.job_and_task_metrics import AccountantMetrics
 from accountant.web import page_queries

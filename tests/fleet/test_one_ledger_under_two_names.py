@@ -14,7 +14,7 @@ from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.errors import LakeUnavailable, UnreadableLedger
 from accountant.fleet.fleet_ledgers import Fleet, FleetQuery
 from accountant.lake import tables
-from accountant.lake.engines.duckdb.engine import DuckDbEngine
+from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.lake_ledger import LedgerStatus, ledgers
 from accountant.lake.publisher import Publisher

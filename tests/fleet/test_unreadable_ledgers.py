@@ -18,7 +18,7 @@ from accountant.core.settings import Settings
 from accountant.fleet.fleet_ledgers import Fleet
 from accountant.fleet.fleet_server import FleetService
 from accountant.lake import tables
-from accountant.lake.engines.duckdb.engine import DuckDbEngine
+from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue
 from gputally.base.clock import VirtualClock
 from tests.lake.comparison_queries import SPAN, PublishedLedger, lost, overwrite, published

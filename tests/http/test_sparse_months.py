@@ -30,7 +30,7 @@ from accountant.exports.rendering_process import written
 from accountant.fleet import fleet_routes
 from accountant.fleet.fleet_ledgers import Fleet
 from accountant.fleet.fleet_server import FleetService
-from accountant.lake.engines.duckdb.engine import DuckDbEngine
+from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue
 from accountant.ledger.protocols import Retirement
 from accountant.reports import report_builder

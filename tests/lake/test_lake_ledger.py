@@ -10,7 +10,7 @@ import pytest
 from sqlglot import exp
 
 from accountant.core.errors import LedgerUnavailable
-from accountant.lake.engines.duckdb.engine import DuckDbEngine
+from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.ledger.journal import NewAct
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import OTHER_VALUE

@@ -19,7 +19,7 @@ from accountant.core.errors import LakeRefused, LakeUnavailable
 from accountant.fleet.fleet_ledgers import Fleet, FleetQuery
 from accountant.history_import.import_run import import_prefix
 from accountant.lake import tables
-from accountant.lake.engines.duckdb.engine import DuckDbEngine
+from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue, namespace_of
 from accountant.lake.publisher import LakeComparison
 from accountant.ledger.journal import NewAct

@@ -18,14 +18,13 @@ from accountant.billing.usage_pricing import cost
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.errors import LakeUnavailable
 from accountant.core.periods import Month
-from accountant.exports.focus import charge_tables
 from accountant.lake import tables
-from accountant.lake.engines.duckdb.engine import DuckDbEngine
+from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue, Removed
 from accountant.lake.publisher import LakeComparison, Published
 from accountant.ledger.protocols import Facts
 from accountant.prices.price_book import Billing, Commitment, IdlePolicy, PriceBook
-from accountant.reports import report_builder
+from accountant.reports import focus_charge_rows, report_builder
 from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import Holder
 from tests.hypothesis_examples import examples
@@ -331,16 +330,16 @@ def test_the_charges_of_a_month_are_those_of_the_export_and_add_up_to_what_is_du
     report = report_builder.report(
         ended.ledger, ended.books, begin, end, ended.settings.timezone, month=SEPTEMBER, issuer=ended.settings.issuer
     )
-    exported = {row["x_ChargeKey"]: row for row in charge_tables.rows(report, charge_tables.charges(report))}
+    exported = {row["x_ChargeKey"]: row for row in focus_charge_rows.rows(report, focus_charge_rows.charges(report))}
     published_rows = {row["x_ChargeKey"]: row for row in rows(ended, tables.FOCUS) if row["month"] == "2026-09"}
     assert len(exported) > 10
     assert published_rows.keys() == exported.keys()
     for key, row in exported.items():
-        for name in charge_tables.COST_AND_USAGE:
+        for name in focus_charge_rows.COST_AND_USAGE:
             text, there = row.get(name, ""), published_rows[key][name]
             if not text:
                 assert there is None, name
-            elif name in charge_tables.NUMBERS:
+            elif name in focus_charge_rows.NUMBERS:
                 assert abs(there - Decimal(text)) <= Decimal("1e-9"), name
             elif name.endswith(("PeriodStart", "PeriodEnd")):
                 assert there == datetime.fromisoformat(text), name

@@ -13,7 +13,7 @@ from pyiceberg.types import LongType, StringType
 from accountant.core.errors import LakeRefused, UnreadableLedger
 from accountant.fleet.fleet_ledgers import Fleet, FleetQuery
 from accountant.lake import tables
-from accountant.lake.engines.duckdb.engine import DuckDbEngine
+from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue, namespace_of
 from accountant.lake.publisher import LakeComparison
 from accountant.lake.tables import LakeTable

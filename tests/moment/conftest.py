@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from accountant.fleet.fleet_ledgers import Fleet, Member
-from accountant.lake.engines.duckdb.engine import DuckDbEngine
+from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.ledger.protocols import Moment
 from accountant.ledger.usage import ACCOUNTS, MEASURES, OF_TIME, START_UP, Usage, UsageMeasure
 from accountant.wire.usage_cost_and_job_models import BUILT_IN, Accounts, Dimension, is_label

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from accountant.lake.engines.duckdb.engine import DuckDbEngine
+from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.ledger.protocols import Down, Facts, NodeFacts
 from accountant.ledger.usage import ACCOUNTS, LENT, MEASURES, START_UP, Usage
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger

@@ -16,7 +16,7 @@ SLURM = {
     "core/window_decay.py": _DECAY,
     "lake/tables.py": _HOLDER,
     "prices/price_book.py": "the source of weighted prices: Slurm's billing units",
-    "exports/focus/charge_tables.py": _HOLDER,
+    "reports/focus_charge_rows.py": _HOLDER,
     "reports/savings_hints.py": _HOLDER,
     "reports/templates/report.html": _HOLDER,
     "storage/sql/holder_users.sql": _HOLDER,

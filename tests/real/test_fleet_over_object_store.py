@@ -13,7 +13,7 @@ import pytest
 from accountant.core.errors import LakeUnavailable
 from accountant.core.settings import Lake, LakeCatalog
 from accountant.fleet.fleet_ledgers import Fleet, FleetQuery
-from accountant.lake.engines.duckdb.engine import DuckDbEngine
+from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue, namespace_of
 from tests.fakes.fault_proxy import Fault, FaultProxy, fault_proxy
 from tests.lake.comparison_queries import SPAN, PublishedLedger, published

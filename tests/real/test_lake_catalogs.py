@@ -11,7 +11,7 @@ import pytest
 
 from accountant.core.settings import Lake, LakeCatalog
 from accountant.lake import iceberg_catalog
-from accountant.lake.engines.duckdb.engine import DuckDbEngine
+from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import BATCH
 from accountant.lake.tables import DAYS
 from tests.fakes.fault_proxy import Fault, fault_proxy

@@ -15,7 +15,7 @@ import yaml
 from accountant.core.errors import LakeUnavailable
 from accountant.core.settings import Lake, LakeCatalog
 from accountant.fleet.fleet_ledgers import load_lake
-from accountant.lake.engines.duckdb.engine import DuckDbEngine
+from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.lake.engines.spark.engine import SparkEngine
 from accountant.lake.engines.sql_text import CATALOG_VARIABLE
 from accountant.lake.engines.trino.engine import TrinoEngine

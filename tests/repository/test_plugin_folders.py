@@ -53,16 +53,8 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-_CHARGES = "the lake's table of charges has the columns of the export"
 KNOWN = {
-    ("accountant.lake.publisher", "accountant.lake.engines.duckdb"): "compares what is published; ledgers are DuckDB",
-    ("accountant.lake.table_rows", "accountant.exports.focus"): _CHARGES,
-    ("accountant.lake.tables", "accountant.exports.focus"): _CHARGES,
-    ("fairshare.__main__", "fairshare.schedulers.kai"): "the command `shard`",
     ("gputally.demo.pipeline", "fairshare.schedulers.kai"): "the demo plays this scheduler",
-    ("gputally.doctor.check_inputs", "agent.gpu_readers.nvml"): "counts the GPUs that the driver knows",
-    ("gputally.doctor.check_inputs", "agent.holders.kubelet"): "asks the kubelet itself",
-    ("gputally.doctor.node_checks", "agent.gpu_readers.nvml"): "says what to do if the driver does not start",
 }
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from agent.gpu_readers.protocol import GpuReaderPlugin, Surroundings
+from agent.gpu_readers.protocol import DriverCheck, GpuReaderPlugin, Surroundings
 
 if TYPE_CHECKING:
     from agent.gpu_readers.nvml.driver_lifecycle import Gpus
@@ -27,6 +27,21 @@ def _open(_: str, surroundings: Surroundings) -> Gpus:
     )
 
 
+def _check() -> DriverCheck:
+    from agent.gpu_readers.nvml.driver_lifecycle import Gpus
+    from agent.gpu_readers.nvml.nvml_library import NO_GPUS_REMEDY, Driver, NvmlFault, remedy
+
+    driver = Driver()
+
+    def count() -> int | None:
+        try:
+            return int(driver.call("nvmlDeviceGetCount"))
+        except NvmlFault:  # the driver did not start, or was lost meanwhile
+            return None
+
+    return DriverCheck(Gpus(driver), count, remedy, NO_GPUS_REMEDY)
+
+
 READER: Final = GpuReaderPlugin(
     name="nvml",
     place="",
@@ -34,4 +49,5 @@ READER: Final = GpuReaderPlugin(
     fills=False,
     reaches="reads NVIDIA GPUs through libnvidia-ml.so.1; with `accounting` it switches accounting mode on",
     page="docs/attribution.md",
+    check=_check,
 )

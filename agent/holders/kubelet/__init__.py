@@ -4,7 +4,10 @@ It lists and watches only this node's objects, over plain HTTPS without a client
 
 from __future__ import annotations
 
-from agent.holders.protocol import HolderPlugin, HolderSource, NodeSurroundings
+from pathlib import Path
+
+from agent.holders.protocol import HolderPlugin, HolderSource, NodeSurroundings, SourceCheck
+from gputally.base.clock import Clock
 from gputally.kubernetes.rights import Rights
 
 
@@ -15,9 +18,21 @@ def _open(place: str, node: NodeSurroundings) -> HolderSource:
     return open_node(place, node)
 
 
+def _check(socket: Path, clock: Clock) -> SourceCheck:
+    from agent.holders.kubelet.kubelet_grpc_client import Kubelet, UnaryChannel
+
+    channel = UnaryChannel(socket, clock)
+    try:
+        answer = Kubelet(socket, clock, channel).poll()
+    finally:
+        channel.close()
+    return SourceCheck(len(answer.pods), answer.took_ms, answer.failure)
+
+
 HOLDERS = HolderPlugin(
     name="kubelet",
     open=_open,
+    check=_check,
     reaches="connects to the kubelet's PodResources socket; watches pods, this node and resource slices, reads claims",
     page="docs/attribution.md",
     # Each request has a field selector for the agent's own node, which RBAC cannot require.

@@ -134,6 +134,22 @@ class KaiAdapter(Adapter):
     def advise(self, policy: Policy) -> Iterator[Advice]:
         return advice(policy)
 
+    def configuration(self, policy: Policy, endpoint: str) -> Object:
+        """Return the part of a SchedulingShard's `spec` that matches the policy. endpoint: the accountant's address.
+
+        A change of a shard restarts KAI's scheduler. The window and half-life are those of the policy; mode `weight`
+        needs only `kValue: 0`."""
+        if KaiTarget.of(policy).mode != "usage":
+            return {"kValue": 0}
+        window = policy.window
+        params: dict[str, Any] = {"windowSize": f"{window.size}s", "windowType": "sliding", "fetchInterval": "30s"}
+        if window.half_life is not None:
+            params["halfLifePeriod"] = f"{window.half_life}s"
+        return {
+            "kValue": policy.k,
+            "usageDBConfig": {"clientType": "prometheus", "connectionString": endpoint, "usageParams": params},
+        }
+
     def publishes(self, policy: Policy) -> bool:
         return KaiTarget.of(policy).mode == "weight"
 
@@ -424,23 +440,6 @@ def usage_url(shard: Object, endpoint: str, shards: int) -> str:
         return base
     pool = _pool_of_shard(shard)
     return f"{base}/shards/{pool}" if pool else f"{base}/shards"
-
-
-def shard_advice(policy: Policy, endpoint: str) -> dict[str, Any]:
-    """Return the part of a SchedulingShard's `spec` that matches the policy. endpoint: the accountant's address.
-
-    A change of a shard restarts KAI's scheduler. The window and half-life are those of the policy; mode `weight` needs
-    only `kValue: 0`."""
-    if KaiTarget.of(policy).mode != "usage":
-        return {"kValue": 0}
-    window = policy.window
-    params: dict[str, Any] = {"windowSize": f"{window.size}s", "windowType": "sliding", "fetchInterval": "30s"}
-    if window.half_life is not None:
-        params["halfLifePeriod"] = f"{window.half_life}s"
-    return {
-        "kValue": policy.k,
-        "usageDBConfig": {"clientType": "prometheus", "connectionString": endpoint, "usageParams": params},
-    }
 
 
 def _arguments(shard: Object) -> Mapping[str, Any] | None:

@@ -19,11 +19,12 @@ from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.errors import CannotRender
 from accountant.core.periods import Month, zone
 from accountant.core.settings import InvoiceIssuer
-from accountant.exports.focus.charge_tables import BILLING_PERIOD, COST_AND_USAGE, INVOICE_DETAIL
+from accountant.exports.focus.charge_tables import BILLING_PERIOD, INVOICE_DETAIL
 from accountant.exports.focus.charge_tables import COLUMNS as COLUMNS_1_2
 from accountant.exports.rendering_process import written
 from accountant.exports.zip_archive import unpack
 from accountant.prices.price_book import PriceBook
+from accountant.reports.focus_charge_rows import COST_AND_USAGE
 from accountant.reports.report_builder import MonthBooks, Report, build
 from gputally.base.money import exact_sum
 from tests.billing.usage_rows import HOUR_MS, held, price_book, unheld

@@ -18,7 +18,7 @@ from fairshare.core.gpu_demand import memory_mib, read_member, read_pod, shared_
 from fairshare.core.queues_and_weights import Issue, Pod, Shard, TargetQueue
 from fairshare.preemption.claims_and_placement import preemption_inputs, to_start
 from fairshare.preemption.victim_candidates import bundles, make_victim
-from fairshare.schedulers.kai.adapter import POOL_LABEL, KaiAdapter, effective, read_queue, shard_advice, usage_read
+from fairshare.schedulers.kai.adapter import POOL_LABEL, KaiAdapter, effective, read_queue, usage_read
 from fairshare.schedulers.kai.kinds import CONFIG, POD_GROUP, QUEUE, SHARD
 from fairshare.schedulers.kai.plugin import SCHEDULER
 from fairshare.targets.weight_plan import look_at
@@ -308,10 +308,10 @@ def test_a_shard_is_told_how_to_read_usage() -> None:
     assert (elsewhere.status, elsewhere.reason) == ("False", "UsageNotRead")
     assert "reads usage from http://a:9091, not from http://accountant:9091" in elsewhere.message
     usage = policy_of(targets={"kai": {"mode": "usage"}}, k=2.0, window={"size": "7d", "half_life": "1d"})
-    advised = shard_advice(usage, "http://accountant:8080")
+    advised = KaiAdapter().configuration(usage, "http://accountant:8080")
     assert usage_read([shard_object(**advised)], "http://accountant:8080").status == "True"
     assert advised["usageDBConfig"]["usageParams"]["halfLifePeriod"] == "86400s"
-    assert shard_advice(policy_of(), "") == {"kValue": 0}
+    assert KaiAdapter().configuration(policy_of(), "") == {"kValue": 0}
 
 
 def _class(name: str, value: int, **fields: Any) -> dict[str, Any]:

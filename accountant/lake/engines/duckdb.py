@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def _open(lake: Lake, _url: str) -> Engine:
-    from accountant.lake.engines.duckdb.engine import DuckDbEngine
+    from accountant.lake.duckdb_engine import DuckDbEngine
     from accountant.lake.iceberg_catalog import Catalogue
 
     return DuckDbEngine(Catalogue.connect(lake))
