@@ -51,7 +51,7 @@ test-real: $(READY) ## The suites that need a real browser, Kubernetes API serve
 	@GPUTALLY_THOROUGH=1 $(BIN)/pytest -m "(thorough or hypothesis) and not real" --timeout 1200 $(PARALLEL) $(ARGS)
 
 test-gpu: $(READY) ## The agent beside known loads, on a machine with one idle NVIDIA GPU
-	@$(BIN)/pytest tests/hardware/gpu_suite.py $(ARGS)
+	@$(BIN)/pytest tests/hardware/nvml/gpu_suite.py $(ARGS)
 
 control-plane: ## Build Kubernetes, etcd, kubectl, helm and Prometheus from their Go modules into the cache (once, ~18 minutes)
 	@sh scripts/control-plane.sh

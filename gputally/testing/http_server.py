@@ -41,6 +41,15 @@ class Handler(BaseHTTPRequestHandler):
         """Write no log."""
 
 
+class Trickling(Handler):
+    """Sends answers that do not end."""
+
+    def do_GET(self) -> None:
+        self.trickle()
+
+    do_POST = do_GET  # noqa: N815
+
+
 class TricklingHead(Handler):
     """Sends the headers of an answer so slowly that a client with a short time limit leaves. They end at some time."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from agent.upload.spool import Outbox
 from gputally.base.clock import VirtualClock
-from tests.agent.nvml_rig import Rig
+from tests.agent.agent_process import Process
 from tests.agent.sample_values import MIB, T0
 from tests.agent.scripted_accountant import ScriptedAccountant, Shipping, Site
 from tests.fakes.apiserver.server import TOKEN, FakeApiServer
@@ -48,17 +50,17 @@ def nvml(fake_nvml: FakeNvml) -> FakeNvml:
 
 
 @pytest.fixture
-def new_rig(fake_nvml: FakeNvml, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Return a function that creates a rig of the given class; every rig is closed after the test."""
-    made: list[Rig] = []
+def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """Return a function that starts an agent with arguments and an environment; all are killed after the test."""
+    started: list[Process] = []
 
-    def make(kind: Callable[..., Rig] = Rig, **options: Any) -> Rig:
-        made.append(kind(fake_nvml, tmp_path / f"proc-{len(made)}", **options))
-        return made[-1]
+    def start_(*arguments: str, **env: str) -> Process:
+        started.append(Process("--spool", str(tmp_path / "spool"), *arguments, env={**os.environ, **env}))
+        return started[-1]
 
-    yield make
-    for rig in made:
-        rig.source.close()
+    yield start_
+    for process in started:
+        process.end(signal.SIGKILL)
 
 
 @pytest.fixture

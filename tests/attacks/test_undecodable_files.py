@@ -12,16 +12,14 @@ from accountant.runtime.clock_step_guard import GuardedClock
 from accountant.storage.crash_recovery import block_copy_path, restore_blocks
 from accountant.storage.folder_or_object_store import in_folder
 from accountant.storage.record_archive import MANIFEST, Archive
-from agent.holders.kubelet.lean_list_watch import BoundPods
 from agent.metering.meter import GpuState, decode, encode
 from agent.simulation.simulated_node import H100, make_gpu
 from gputally.base.clock import VirtualClock
+from tests.plugin_cases import plugin_cases
 
 STATE = encode("boot", [GpuState(0, "ok", make_gpu("GPU-a", 0, H100), ())])
 
-
-def _bound_pods(file: Path) -> None:
-    BoundPods(file).keep_only(())
+OF_PLUGINS = [one.read_kept_file for one in plugin_cases("attacks").values()]
 
 
 def _clock(file: Path) -> None:
@@ -52,7 +50,7 @@ def _meter(file: Path) -> None:
     [b"\xff", b'{"boot_id":"\xe9"}', b'{"a' + b"\xff" * 40, b"[" * 100_000, STATE.replace(b"GPU-a", b"GPU-\xff")],
     ids=["no-text", "latin-1", "half", "deep", "state"],
 )
-@pytest.mark.parametrize("read", [_bound_pods, _clock, _blocks, _archive_part, _meter])
+@pytest.mark.parametrize("read", [_clock, _blocks, _archive_part, _meter, *OF_PLUGINS])
 def test_a_kept_file_that_cannot_be_decoded_counts_as_absent_or_is_named(
     tmp_path: Path, read: Callable[[Path], None], content: bytes
 ) -> None:

@@ -87,18 +87,18 @@ def test_a_part_that_fails_leaves_the_figures_of_the_others(
     def fails() -> list[Figure]:
         raise ending
 
-    from tests.bench import cycle, division, tick
+    from tests.bench import division, month, windows
 
     monkeypatch.setattr(division, "measure", lambda: [Figure("a first figure", 7, "s")])
-    monkeypatch.setattr(cycle, "measure", fails)
-    monkeypatch.setattr(tick, "measure", lambda: [Figure("a later figure", 8, "s")])
-    assert main(["division", "cycle", "tick"]) == 1
+    monkeypatch.setattr(month, "measure", fails)
+    monkeypatch.setattr(windows, "measure", lambda: [Figure("a later figure", 8, "s")])
+    assert main(["division", "month", "windows"]) == 1
     said = capsys.readouterr()
     assert "a first figure" in said.out
     assert "a later figure" in said.out
-    assert "cycle" in said.out
+    assert "month" in said.out
     assert str(ending) in said.err
-    assert main(["division", "cycle", "tick", "--json"]) == 1
+    assert main(["division", "month", "windows", "--json"]) == 1
     assert [name for name, *_ in json.loads(capsys.readouterr().out)] == ["a first figure", "a later figure"]
 
 

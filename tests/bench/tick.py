@@ -27,7 +27,7 @@ from agent.upload.spool import Outbox
 from agent.upload.uploader import Uploader
 from agent.wire import PodFacts
 from gputally.base.clock import VirtualClock
-from tests.agent.nvml_rig import Rig
+from tests.agent.gpu_readers.nvml.rig import Rig
 from tests.agent.sample_values import GIB, T0
 from tests.bench.figure import Figure
 from tests.bench.service import Spent, child

@@ -10,7 +10,6 @@ import pytest
 
 from accountant.inventory import pod_facts
 from agent.holders import installed as installed_holders
-from agent.holders.kubelet import kubernetes_api_objects
 from fairshare.targets import installed
 from gputally.base import plugins as registry
 from gputally.kubernetes import pod_queue_labels, scheduler_plugins
@@ -20,7 +19,9 @@ def forget() -> None:
     """Forget what was found, as a new process has."""
     for found in (registry._listed, scheduler_plugins.schedulers, installed.adapters, installed._whole_stops):
         found.cache_clear()
-    for module in (pod_queue_labels, pod_facts, installed_holders, kubernetes_api_objects):
+    # What one of gputally's own sources remembers of others' manifests, if that source is there.
+    own = [sys.modules[name] for name in list(sys.modules) if name.startswith("agent.holders.")]
+    for module in (pod_queue_labels, pod_facts, installed_holders, *own):
         for found in vars(module).values():
             if hasattr(found, "cache_clear"):
                 found.cache_clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -53,7 +52,7 @@ from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import FileFault
 from gputally.base.yaml_file import parse as parse_yaml
-from tests.agent.sample_values import CID, MIB, T0
+from tests.agent.sample_values import T0
 
 H200 = Gpu("GPU-a", 0, "NVIDIA H200", 144_384)
 POD = Holder(kind="pod", uid="u1", namespace="vision", name="train-0", container="main")
@@ -297,26 +296,6 @@ def test_figures_that_are_no_numbers_are_left_out() -> None:
     (device,) = frame.devices
     assert (device.index, device.busy_us, device.power_mw, device.note) == (0, None, None, "lost")
     assert frame.message == "nvml: does not answer"
-
-
-def test_on_a_workstation(
-    fake_nvml: Any, proc: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    proc(10, comm="train.py", start=5, uid=0)
-    root = proc(11, cgroup=f"0::/system.slice/docker-{CID}.scope")
-    fake_nvml.show(
-        "gpu GPU-a NVIDIA_H200", f"mem {144384 * MIB} {3 * 1024 * MIB}", "util 50 0", "power 350000 1000",
-        f"proc 10 {1024 * MIB}", f"proc 11 {2048 * MIB}",
-        "gpu GPU-b NVIDIA_H200", f"mem {144384 * MIB} 0", "util 0 0", "power 75000 1000",
-    )  # fmt: skip
-    assert main(["top", "--once", "--proc", str(root), "--price-per-hour", "4.20"]) == 0
-    text = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
-    (whole,) = [row for row in text if row[:4] == ["0", "H200", "2", "holders"]]
-    assert whole[6:11] == ["3/141", "G", "350", "W", "4.20"]
-    assert ["docker/9b3000000000", "0", "%", "2", "G", "2.10", "▁"] in text
-    assert ["root/train.py", "0", "%", "1", "G", "2.10", "▁"] in text
-    assert ["2", "GPUs,", "1", "held;", "4.20", "per", "hour", "held"] in text
 
 
 @pytest.mark.parametrize(("arguments", "said"), [

@@ -17,3 +17,10 @@ def started(read: Callable[[], str], clock: Clock, tasks: BackgroundTasks) -> tu
     exporter = Exporter(read, clock)
     exporter.start(tasks)
     return ChosenReader(TASK, DcgmReader(exporter), fills=True), exporter.close
+
+
+def started_alone(step: Callable[[], str], clock: Clock, tasks: BackgroundTasks) -> Callable[[], None]:
+    return started(step, clock, tasks)[1]
+
+
+TASKS = {TASK: started_alone}

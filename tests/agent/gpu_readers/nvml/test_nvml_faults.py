@@ -18,7 +18,7 @@ from agent.core.readings import DriverReplaced
 from agent.core.steady_clock import SteadyTimeline
 from agent.metering.meter import Meter
 from gputally.base.clock import VirtualClock
-from tests.agent.nvml_rig import GIB, T0, Rig
+from tests.agent.gpu_readers.nvml.rig import GIB, T0, Rig
 from tests.fakes.nvml.functions import CODES, FUNCTIONS
 from tests.fakes.nvml.library import FakeNvml
 from tests.hypothesis_examples import examples

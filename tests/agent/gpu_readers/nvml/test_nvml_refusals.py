@@ -18,7 +18,7 @@ from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import ProcessTable
 from agent.metering.meter import Meter
 from agent.wire import Holder, UsageInterval
-from tests.agent.nvml_rig import GIB, T0, Rig
+from tests.agent.gpu_readers.nvml.rig import GIB, T0, Rig
 from tests.agent.readers import nvml_alone
 from tests.fakes.nvml.functions import CODES, FUNCTIONS
 from tests.fakes.nvml.library import FakeNvml, loaded

@@ -19,7 +19,7 @@ from agent.gpu_readers.nvml.utilization import RING_MS
 from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import ProcessTable
 from gputally.base.clock import VirtualClock
-from tests.agent.nvml_rig import GIB, T0, Rig
+from tests.agent.gpu_readers.nvml.rig import GIB, T0, Rig
 from tests.agent.readers import nvml_alone
 
 NewRig = Callable[..., Any]

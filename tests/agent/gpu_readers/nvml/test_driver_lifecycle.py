@@ -23,7 +23,7 @@ from agent.gpu_readers.nvml.driver_lifecycle import RETRY_MIN_MS, REVIVE_MS, Gpu
 from agent.gpu_readers.nvml.nvml_device import CONDITION_EVERY_MS
 from agent.gpu_readers.nvml.nvml_library import Driver
 from gputally.base.clock import VirtualClock
-from tests.agent.nvml_rig import GIB, T0, Rig
+from tests.agent.gpu_readers.nvml.rig import GIB, T0, Rig
 from tests.fakes.nvml.library import FakeNvml
 
 NewRig = Callable[..., Any]

@@ -34,8 +34,8 @@ from agent.holders.kubelet.lean_list_watch import ApiServer, LeanReflector
 from agent.holders.reserved_gpus import declared_ppm, replace_reservations
 from agent.wire import Holder
 from gputally.base.clock import SystemClock, VirtualClock
-from tests.agent.kubelet_lists import FORGED, GPUS, KAI, MEMORY_MIB, A, B, box, given_pod, join, offered
-from tests.agent.pods import Following, view
+from tests.agent.holders.kubelet.kubelet_lists import FORGED, GPUS, KAI, MEMORY_MIB, A, B, box, given_pod, join, offered
+from tests.agent.holders.kubelet.pods import Following, view
 from tests.agent.sample_values import UID, gpu, pod, uuid
 from tests.deadlines import until
 from tests.fakes.apiserver.server import FakeApiServer

@@ -14,7 +14,7 @@ from agent.holders.kubelet import kubernetes_api_objects
 from agent.holders.kubelet.kubernetes_api_objects import UnreadableObject
 from agent.wire import Owner
 from gputally.base.pod_stop import PodStop
-from tests.agent.pods import UID, facts, pod_object, view
+from tests.agent.holders.kubelet.pods import UID, facts, pod_object, view
 from tests.hypothesis_examples import examples
 
 EIGHT = 1_790_841_600_000  # 2026-10-01T08:00:00Z

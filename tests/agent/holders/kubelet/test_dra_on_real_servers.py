@@ -24,7 +24,7 @@ from agent.holders.kubelet.device_allocations import (
 from agent.holders.kubelet.kubelet_pod_resources import ClaimedDevice, ContainerResources, PodResources
 from agent.holders.kubelet.lean_list_watch import ApiServer, LeanReflector
 from gputally.base.clock import SystemClock
-from tests.agent.pods import Following
+from tests.agent.holders.kubelet.pods import Following
 from tests.agent.sample_values import gpu
 from tests.deadlines import until
 from tests.real.controlplane import ADMIN_TOKEN, api_server, scheduler

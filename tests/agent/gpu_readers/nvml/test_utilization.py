@@ -16,7 +16,7 @@ from agent.gpu_readers.nvml.utilization import MAX_POWER_MW, RANGE_MJ, RATE_HOLD
 from tests.hypothesis_examples import examples
 
 PERIOD = 139_000
-RECORDED = json.loads((Path(__file__).parents[2] / "golden/nvml_h200_samples.json").read_text())["loads"]
+RECORDED = json.loads((Path(__file__).parents[3] / "golden/nvml_h200_samples.json").read_text())["loads"]
 
 
 @pytest.mark.parametrize("every_ms", [1_000, 2_000, 5_000])

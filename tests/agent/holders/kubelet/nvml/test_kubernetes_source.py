@@ -32,7 +32,7 @@ from agent.wire import PodFacts, UsageInterval
 from gputally.base.background_tasks import BackgroundTask
 from gputally.base.clock import VirtualClock
 from tests import deadlines
-from tests.agent.pods import UID, pod_object
+from tests.agent.holders.kubelet.pods import UID, pod_object
 from tests.agent.readers import node_source, nvml_alone
 from tests.agent.sample_values import MIB, gpu, uuid
 from tests.fakes.apiserver.server import FakeApiServer

@@ -15,8 +15,8 @@ from agent.holders.virtual_parts import limited_ppm
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
 from gputally.testing.holders import NODE
-from tests.agent.kubelet_lists import FORGED, GPUS, MEMORY_MIB, A, box, given_pod, join, offered
-from tests.agent.pods import view
+from tests.agent.holders.kubelet.kubelet_lists import FORGED, GPUS, MEMORY_MIB, A, box, given_pod, join, offered
+from tests.agent.holders.kubelet.pods import view
 from tests.agent.sample_values import T0
 
 

@@ -28,7 +28,7 @@ from agent.holders.kubelet.lean_list_watch import (
     in_cluster,
 )
 from gputally.base.clock import VirtualClock
-from tests.agent.pods import UID, Following, Seen, pod_object
+from tests.agent.holders.kubelet.pods import UID, Following, Seen, pod_object
 from tests.agent.sample_values import T0
 from tests.fakes.apiserver.server import FakeApiServer
 from tests.hypothesis_examples import examples

@@ -19,12 +19,12 @@ from agent.holders.kubelet.kubernetes_source import NodeStore
 from agent.holders.kubelet.lean_list_watch import ApiServer, ApiUnavailable, LeanReflector
 from agent.wire import Owner
 from gputally.base.clock import SystemClock
-from tests.agent.pods import Following, Seen, pod_object
+from tests.agent.holders.kubelet.pods import Following, Seen, pod_object
 from tests.fakes.apiserver.server import TOKEN, FakeApiServer
 from tests.real.controlplane import PLAIN_TOKEN, api_server
 from tests.real.controlplane import ApiServer as RealApiServer
 
-CHART = Path(__file__).parents[3] / "helm" / "gputally"
+CHART = Path(__file__).parents[4] / "helm" / "gputally"
 Object = dict[str, Any]
 
 

@@ -24,7 +24,7 @@ from agent.holders.process_cgroups import ProcessTable
 from gputally.base.clock import SystemClock
 
 CLOCK = SystemClock()
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LOAD = [sys.executable, str(Path(__file__).with_name("gpu_load.py"))]
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -176,7 +176,7 @@ def test_an_agent_outside_the_hosts_process_namespace_says_so(start: Start) -> N
     load = start(12)
     pause(3)
     program = (
-        "from tests.hardware.gpu_suite import Meter\nmeter = Meter()\nmeter.watch(4)\nprint(meter.device.unlisted)"
+        "from tests.hardware.nvml.gpu_suite import Meter\nmeter = Meter()\nmeter.watch(4)\nprint(meter.device.unlisted)"
     )
     seen = subprocess.run(
         ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", program],
