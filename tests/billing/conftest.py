@@ -8,7 +8,8 @@ import pytest
 
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from gputally.base.clock import VirtualClock
-from tests.billing.usage_rows import BOOK, at, price_book
+from tests.billing.month_reports import OCTOBER, build_month, busy_ledger
+from tests.billing.usage_rows import BOOK, SAMPLE_PRICES, at, busy_month, price_book
 from tests.fakes.list_ledger import ListLedger
 from tests.shared_files import shared
 
@@ -32,3 +33,15 @@ def keep():
         return ledger, keeper
 
     return build
+
+
+@pytest.fixture(scope="module")
+def ledger():
+    """Two busy months with quotas."""
+    return busy_ledger(busy_month())
+
+
+@pytest.fixture(scope="module")
+def report(ledger):
+    """The report of October."""
+    return build_month(ledger, price_book(SAMPLE_PRICES), OCTOBER)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.histories.prometheus.exporter_series import PrometheusSeries
 from accountant.history_import.gpu_assignment import (
     Demand,
     FigureSeries,
@@ -131,8 +130,6 @@ def test_cells():
     assert runs([5, 1, 2, 4]) == [(1, 2), (4, 5)]
     assert bridge_gaps({1, 2, 6}, {3, 4, 5}) == {1, 2, 3, 4, 5, 6}
     assert bridge_gaps({1, 6}, {3, 4, 5}) == {1, 6}
-    at = [START, START + MINUTE, START + 90_000, START + HOUR, START + HOUR + MINUTE]
-    assert PrometheusSeries({}, at, [1.0, 2.0, 3.0, float("nan"), 5.0]).cells(GRID) == {0: 2.0}
 
 
 _DEMANDS = st.lists(

@@ -22,8 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from accountant.api.dependencies import Deps
-from accountant.channels.mail import Mail, Smtp
-from accountant.channels.protocol import Message, one_line
+from accountant.channels.protocol import Message
 from accountant.composition import Service
 from accountant.core.periods import Month
 from accountant.exports.protocol import exports
@@ -35,29 +34,14 @@ from agent.wire import PodFacts
 from gputally.base.clock import VirtualClock
 from gputally.base.untrusted_text import for_page
 from gputally.server.logs_and_metrics import configure
-from tests.fakes.mailserver import mail_server
 from tests.http.conftest import MINUTE_MS, NOW_MS, client_of, encoded, settings_in
 from tests.http.page_parser import read, steering
+from tests.http.untrusted_names import MARK, NAMES
 from tests.hypothesis_examples import examples
 from tests.plugin_cases import plugin_cases
 from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 
-MARK = "zq"
-"""Part of every name, by which the tests find it."""
-NAMES = tuple(
-    f"{MARK}{n}{name}" if name[:1] not in "=+-@" else f"{name}{MARK}{n}"
-    for n, name in enumerate(
-        (
-            "<script>alert(1)</script>", "\"><img src=x onerror=alert(1)>", "</title></style><svg onload=alert(1)>",
-            "' onmouseover='alert(1)", "javascript:alert(1)", "{{7*7}}{% raw %}${7*7}", "&lt;b&gt;&amp;#x3c;",
-            "=HYPERLINK(\"http://evil.example\",\"x\")", "@SUM(1+9)*cmd|' /C calc'!A0", "+1+1", "-2+3",
-            "<!channel> <http://evil.example|click> *b*", "[x](http://evil.example) **b**",
-            "line Bcc: all@evil.example", "\u202etxt.exe \u2066x", "../../etc/passwd?a=b&c=d#e%2f",
-            "esc [2J \ufeff bare return",
-        )
-    )
-)  # fmt: skip
 UTC = ZoneInfo("UTC")
 PRICES = price_book_text(H100="2.40")
 HELD_MS = NOW_MS - 60 * MINUTE_MS
@@ -174,16 +158,6 @@ def letter(service):
     return compose(due, NOW_MS, lambda _: report, "https://pages.example", files=False)
 
 
-@pytest.fixture(scope="module")
-def mails(letter):
-    """An e-mail about each name, as its recipient reads it."""
-    with mail_server() as server:
-        smtp = {"server": server.address, "from": "a@example.com", "to": ["b@example.com"], "tls": "off"}
-        for name in NAMES:
-            Mail(Smtp.model_validate(smtp)).deliver(_about(letter, name))
-    return dict(zip(NAMES, server.letters, strict=True))
-
-
 def _about(letter, name):
     facts = (*letter.facts, (name, name))
     return Message(letter.key, 1, f"Team {name} held 3", f"about {name}", facts, letter.link)
@@ -193,21 +167,6 @@ def _about(letter, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_chat_reads_none_of_its_signs_in_a_name(letter, name, chat):
     chat.assert_reads_no_sign_in_a_name(chat.body(_about(letter, name)), MARK)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_mail_has_our_headers_and_escaped_html(mails, name):
-    mail = mails[name]
-    assert {key.lower() for key in mail} <= {
-        "subject", "from", "to", "date", "message-id", "auto-submitted", "mime-version", "content-type",
-    }  # fmt: skip
-    assert mail["Subject"] == one_line(f"Team {name} held 3")
-    found = read(mail.get_body(("html",)).get_content())
-    assert set(found.tags) <= {"html", "body", "h1", "p", "table", "tr", "td", "a"}
-    assert all(
-        (value or "").startswith("https://pages.example/") for _, key, value in found.attributes if key == "href"
-    )
-    assert one_line(name) in one_line(" ".join(found.texts))
 
 
 def test_names_in_metrics_are_label_values_and_nothing_else(client):

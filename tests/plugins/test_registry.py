@@ -15,7 +15,7 @@ import pytest
 
 from gputally.__main__ import main
 from gputally.base import plugins as registry
-from gputally.base.plugins import NoPlugin, TakesTooLong, named, plugins, usable, within
+from gputally.base.plugins import OURS, NoPlugin, TakesTooLong, named, plugins, usable, within
 from tests.plugin_cases import plugin_cases
 from tests.plugins.installed import install
 
@@ -73,12 +73,12 @@ def test_a_name_has_one_owner(folder: Path) -> None:
 
 
 def test_nobody_takes_the_name_of_one_of_ours(folder: Path) -> None:
-    install(folder, "aaa", {"gputally.channels": {"smtp": "aaa_module:CHANNEL"}}, aaa_module="CHANNEL = 1")
-    from accountant.channels.mail import CHANNEL
     from accountant.channels.protocol import SEAM as CHANNELS
     from accountant.channels.protocol import ChannelPlugin
 
-    assert named(CHANNELS, ChannelPlugin, "smtp") is CHANNEL
+    own = next(one for one in plugins(CHANNELS, ChannelPlugin) if one.package == OURS)
+    install(folder, "aaa", {CHANNELS: {own.name: "aaa_module:CHANNEL"}}, aaa_module="CHANNEL = 1")
+    assert named(CHANNELS, ChannelPlugin, own.name) is own.manifest
 
 
 def test_a_channel_whose_settings_fail_refuses_its_messages(folder: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -16,60 +15,19 @@ from accountant.core.errors import LakeUnavailable
 from accountant.core.settings import Lake, LakeCatalog
 from accountant.fleet.fleet_ledgers import load_lake
 from accountant.lake.duckdb_engine import DuckDbEngine
-from accountant.lake.engines.spark.engine import SparkEngine
-from accountant.lake.engines.sql_text import CATALOG_VARIABLE
-from accountant.lake.engines.trino.engine import TrinoEngine
 from accountant.lake.iceberg_catalog import Catalogue
 from accountant.lake.tables import DAYS, TABLES
 from tests.deadlines import until
 from tests.fakes.fault_proxy import Fault, FaultProxy
-from tests.lake.comparison_queries import HOUR, PublishedLedger, differences, published
+from tests.lake.comparison_queries import HOUR, differences, published
 from tests.lake.concurrent_writers import write_once, write_side_by_side
 from tests.real.object_store import ObjectStore
 from tests.real.postgres import Postgres
-from tests.real.spark import SparkCluster
-from tests.real.trino import Trino
 
 pytestmark = pytest.mark.real
 LASTING = (Fault.REFUSED, Fault.HANGS, Fault.ANSWER_LOST)
 """One fault of each kind: answered, not answered, carried out."""
 STEPS = (r"/data/.*\.parquet", r"/metadata/[^/]*-m\d+\.avro", r"/metadata/snap-", r"/metadata/[^/]*\.metadata\.json")
-
-
-@pytest.fixture(scope="module")
-def name() -> str:
-    """Return a new catalog name, because Java's engines cache a catalog for as long as they run."""
-    return f"books{uuid.uuid4().hex}"
-
-
-@pytest.fixture(scope="module")
-def known(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PublishedLedger]:
-    place = str(tmp_path_factory.mktemp("lake"))
-    uri = f"sqlite:///{place}/catalog.db"
-    with published(place, LakeCatalog(uri=uri, name=name)) as found:
-        yield found
-
-
-def jdbc(known: PublishedLedger) -> tuple[str, str]:
-    """Return catalog and warehouse in the form for Java's engines."""
-    assert known.settings.lake is not None
-    warehouse = known.settings.lake.warehouse
-    return f"jdbc:sqlite:{warehouse}/catalog.db", f"file://{warehouse}"
-
-
-# PySpark leaves the sockets open over which Arrow batches come.
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_spark_with_two_workers(known: PublishedLedger, name: str, spark_cluster: SparkCluster) -> None:
-    spark_cluster.add_catalog(name, *jdbc(known))
-    assert differences(known, SparkEngine(spark_cluster.session, name)) == []
-
-
-def test_trino(known: PublishedLedger, name: str, trino: Trino, monkeypatch: pytest.MonkeyPatch) -> None:
-    trino.add_catalog(name, *jdbc(known))
-    monkeypatch.setenv(CATALOG_VARIABLE, name)
-    engine = TrinoEngine.connect(trino.url)
-    assert differences(known, engine) == []
-    engine.close()
 
 
 def test_postgresql_and_an_object_store(postgres: Postgres, object_store: ObjectStore, tmp_path: Path) -> None:

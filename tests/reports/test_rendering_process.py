@@ -16,10 +16,8 @@ from anyio import to_thread
 
 from accountant.core.errors import CannotRender
 from accountant.exports import rendering_process
-from accountant.exports.pdf import document
 from accountant.exports.protocol import exports
 from accountant.exports.rendering_process import written
-from accountant.reports.report_builder import Report
 from gputally.base import called_off
 from gputally.base.called_off import CalledOff, Work
 from tests.billing.usage_rows import held
@@ -142,24 +140,3 @@ def test_a_thread_of_the_server_uses_the_servers_processes() -> None:
         return await to_thread.run_sync(rendering_process.render, "csv", report)
 
     assert anyio.run(scenario) == written("csv", report)
-
-
-def processor_s(report: Report) -> float:
-    began = time.process_time()
-    document.render_pdf(report)
-    return time.process_time() - began
-
-
-@pytest.mark.real
-def test_long_names_do_not_multiply_the_time_of_a_pdf() -> None:
-    """A name that may be broken after each of its 253 characters took fifteen times as long as a short one."""
-
-    def named(length: int) -> Report:
-        rows = [
-            held("2026-10-01", "2026-10-02", **dict.fromkeys(("namespace", "job"), f"{number:x<{length}}"))
-            for number in range(10)
-        ]
-        return sample_month.october(*rows)
-
-    short = processor_s(named(8))
-    assert processor_s(named(253)) < 5 * short
