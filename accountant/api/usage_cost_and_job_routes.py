@@ -51,6 +51,7 @@ from accountant.billing.idle_time_causes import broken_down
 from accountant.billing.queue_waits import PodWait, WaitStatistics, wait_statistics, waits_within
 from accountant.billing.usage_pricing import cost
 from accountant.core import periods
+from accountant.core.errors import UnsupportedQuestion
 from accountant.core.periods import Month
 from accountant.core.window_decay import bounds
 from accountant.ledger.protocols import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey, Moment
@@ -519,8 +520,10 @@ def with_attempts(
     key = JobKey(answer.job.cluster, answer.job.namespace, answer.job.job)
     began = asking.beginning(moment, key, span.end_ms)
     whole = began is None or began >= span.start_ms
-    found = job_attempts.attempts(moment, key, span[:2], decisions, moment.status().nodes, principal.teams, whole=whole)
-    if found is None:
+    nodes = moment.status().nodes
+    try:
+        found = job_attempts.attempts(moment, key, span[:2], decisions, nodes, principal.teams, whole=whole)
+    except UnsupportedQuestion:
         return answer
     return answer.model_copy(update={"attempts": found.newest, "earlier_attempts": found.earlier})
 

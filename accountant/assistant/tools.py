@@ -287,7 +287,7 @@ def attempts(
          "lost_gpu_hours": None if attempt.lost_gpu_us is None else _hours(attempt.lost_gpu_us)}
         for attempt in reversed(known[-limit:])
     ]  # fmt: skip
-    unknown = "the attempts of this job are unknown" if one.attempts is None else ""
+    unknown = "the attempts are unknown here: ask the cluster's own accountant" if one.attempts is None else ""
     found = found.model_copy(update={"note": "; ".join(filter(None, (found.note, unknown)))})
     earlier = None if one.earlier_attempts is None else one.earlier_attempts + len(known) - len(rows)
     answer = _page(

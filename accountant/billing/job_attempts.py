@@ -88,16 +88,14 @@ def attempts(
     teams: Collection[str] | None,
     *,
     whole: bool = True,
-) -> Attempts | None:
-    """The attempts of a job in a span; None if the ledger does not know them.
+) -> Attempts:
+    """The attempts of a job in a span. Raises UnsupportedQuestion if the ledger does not know them.
 
     span: the time in which it held GPUs. What an attempt held before and after it does not count.
     decisions: those about the job, the newest first.
     teams: whose pods count, and whose jobs may be named as next holders; None: all.
     whole: whether the job began with the span, and not before."""
     read = ledger.holds((span,), of={key})
-    if read is None:
-        return None
     numbered = whole and read.whole_after_ms is None
     within = (max(span[0], read.whole_after_ms or 0), span[1])
     cut = (_within(hold, within) for hold in read.found if teams is None or hold.team in teams)
@@ -237,8 +235,6 @@ def _next_holders(
     released = [(one, _released(one)) for one in stopped]
     gpus = {(key.cluster, hold.gpu) for _, of_one in released for hold in of_one}
     read = ledger.holds([span for _, of_one in released for span in _spans_after(of_one)], gpus=gpus)
-    if read is None:
-        return dict.fromkeys(map(id, stopped))
     of_device: dict[int, list[Hold]] = defaultdict(list)
     for hold in read.found:
         of_device[hold.device].append(hold)

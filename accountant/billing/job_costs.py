@@ -44,6 +44,7 @@ from accountant.billing.charge_table import ACCOUNT, KEY, NO_CHARGES, PRICE, TIM
 from accountant.billing.queue_waits import pods_by_job
 from accountant.billing.usage_pricing import charge_table, charges, pieces
 from accountant.core.claim_overlap import Span
+from accountant.core.errors import UnsupportedQuestion
 from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.core.record_age import silent_nodes
 from accountant.ledger.protocols import EpochReport, JobKey, JobPods, Moment, QueuedPod, of_holders
@@ -625,7 +626,7 @@ def job(
         return None
     (shown,) = listed.built(listed.figures)
     reports = ledger.epochs(of={key})
-    edges, lines = epoch_lines(ledger, book, reports, (start_ms, end_ms), mine, timezone) if reports else ([], [])
+    lines = epoch_lines(ledger, book, reports, (start_ms, end_ms), mine, timezone) if reports else []
     of_kinds = quantify(((c.place.gpu_model, c.place.capacity_type), c) for c in listed.charges(key))
     return JobAnswer(
         start_ms=start_ms,
@@ -644,9 +645,11 @@ def job(
         epochs=tuple(
             EpochLine(
                 epoch=stretch.epoch, start_ms=stretch.start_ms, end_ms=stretch.end_ms,
-                gpu_us=sum(part.gpu_us for part in parts), cost=total_cost(parts), unpriced_gpu_us=unpriced_us(parts),
+                gpu_us=None if parts is None else sum(part.gpu_us for part in parts),
+                cost=None if parts is None else total_cost(parts),
+                unpriced_gpu_us=None if parts is None else unpriced_us(parts),
             )
-            for stretch, parts in zip(edges, lines, strict=True)
+            for stretch, parts in lines
         ),
     )  # fmt: skip
 
@@ -696,8 +699,9 @@ def epoch_lines(
     span: tuple[int, int],
     mine: Where,
     timezone: str,
-) -> tuple[list[EpochSpan], list[list[PricedTime]]]:
-    """The spans between a job's reports, and the priced parts of each. Together they equal the job exactly.
+) -> list[tuple[EpochSpan, list[PricedTime] | None]]:
+    """The spans between a job's reports, and the priced parts of each. Together they equal the job exactly. The parts
+    are None if an epoch ends where the ledger cannot divide time (a lake has whole hours).
 
     mine: the filter for this job."""
     cut = epoch_spans(reports, *span)
@@ -705,16 +709,19 @@ def epoch_lines(
     for begin, end in pieces(book, *span):
         inside = [number for number, one in enumerate(cut) if one.start_ms < end and begin < one.end_ms]
         edges = [begin, *(cut[number].end_ms for number in inside[:-1]), end]
+        try:
+            held = ledger.usage(edges, ("hour", *PRICED_BY), mine, timezone, ())
+        except UnsupportedQuestion:
+            return [(one, None) for one in cut]
         found = [
             charge
             for charge in charges(ledger, book, begin, end, ("hour",), mine, timezone)
             if charge.account in ALLOCATED
         ]
-        held = ledger.usage(edges, ("hour", *PRICED_BY), mine, timezone, ())
         for number, share in zip(inside, divide_by_epoch(found, held, len(inside)), strict=True):
             shares[number] += share
     parts = quantify(((f"{number:08d}",), charge) for number, share in enumerate(shares) for charge in share)
-    return cut, [parts.get((f"{number:08d}",), []) for number in range(len(cut))]
+    return [(one, parts.get((f"{number:08d}",), [])) for number, one in enumerate(cut)]
 
 
 def _rounded(value: Fraction) -> Decimal:

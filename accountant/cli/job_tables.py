@@ -192,12 +192,13 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
                 "since then" if line.epoch is None else str(line.epoch),
                 NOTHING if line.epoch is None else instant(line.end_ms, zone),
                 _length(line.end_ms - line.start_ms),
-                hours(line.gpu_us),
+                NOTHING if line.gpu_us is None else hours(line.gpu_us),
                 money(line.cost, currency),
             )
             for line in answer.epochs
         ),
-        total=("total", "", "", hours(sum(line.gpu_us for line in answer.epochs)), money(job.cost, currency)),
+        total=("total", "", "", hours(job.accounts_gpu_us.allocated), money(job.cost, currency)),
+        caption=_UNKNOWN if any(line.gpu_us is None for line in answer.epochs) else "",
     )
     attempts = table(
         "Attempts",
@@ -218,13 +219,17 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
             )
             for one in answer.attempts or ()
         ),
-        caption="lost: GPU-hours since the last checkpoint; GPUs went to: who held them next, within half an hour"
+        caption=_UNKNOWN
+        if answer.attempts is None
+        else "lost: GPU-hours since the last checkpoint; GPUs went to: who held them next, within half an hour"
         + _left_out(answer.earlier_attempts),
         may_drop=("lost", "GPUs", "no.", "waited", "ran", "GPU-hours"),
     )  # fmt: skip
-    return Group(facts, *([attempts] if answer.attempts else []), prices, *([epochs] if answer.epochs else []))
+    is_told = answer.attempts is None or answer.attempts
+    return Group(facts, *([attempts] if is_told else []), prices, *([epochs] if answer.epochs else []))
 
 
+_UNKNOWN = "not known: this ledger has whole hours; ask the cluster's own accountant"
 _ENDS = {
     "running": NOTHING, "preempted": "a scheduler", "node-down": "its node", "failed": "it failed",
     "stopped": "not recorded", "ended": "the job ended", "unknown": "unknown: its node has been silent since",
@@ -312,10 +317,10 @@ def epoch_record(answer: JobAnswer, line: EpochLine) -> dict[str, object]:
         "epoch": "" if line.epoch is None else line.epoch,
         "start": utc(line.start_ms),
         "end": utc(line.end_ms),
-        "gpu_hours": plain(gpu_hours(line.gpu_us)),
+        "gpu_hours": "" if line.gpu_us is None else plain(gpu_hours(line.gpu_us)),
         "currency": answer.currency or "",
         "cost": _plain(line.cost),
-        "unpriced_gpu_hours": plain(gpu_hours(line.unpriced_gpu_us)),
+        "unpriced_gpu_hours": "" if line.unpriced_gpu_us is None else plain(gpu_hours(line.unpriced_gpu_us)),
     }
 
 

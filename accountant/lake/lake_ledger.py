@@ -2,7 +2,7 @@
 
 The query engine only sums integers grouped by name. All further computing uses the same code as the DuckDB ledger. The
 lake holds whole local hours, split at price changes. A query that begins or ends inside such a piece is refused. What
-is not published is refused (quarantine, missing numbers, lent time) or empty (costs of epochs, owners of GPUs)."""
+is not published is refused by name: quarantine, missing numbers, lent time, holds, owners of GPUs."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ from accountant.lake.iceberg_catalog import PREFIX, described, namespace_of
 from accountant.lake.tables import (
     ACCOUNT_COLUMNS,
     ACTS,
+    EPOCHS,
     LABELS,
     LEDGERS,
     MEASURE_COLUMNS,
@@ -50,6 +51,7 @@ from accountant.ledger.journal import Act, ActKind, NewAct
 from accountant.ledger.protocols import (
     EpochReport,
     GpuOwnership,
+    Holds,
     Hole,
     Imbalance,
     JobKey,
@@ -480,12 +482,7 @@ class LakeLedger:
         query = (
             exp.select("cluster", "namespace", "job", *held)
             .from_("usage_hourly")
-            .where(
-                self._own(),
-                _among("job", {key.job for key in keys}),
-                _among("namespace", {key.namespace for key in keys}),
-                "busy_us + allocated_idle_us + allocated_unknown_us > 0",
-            )
+            .where(self._own(), *_of_jobs(keys), "busy_us + allocated_idle_us + allocated_unknown_us > 0")
         )
         rows = self._list(query.group_by("cluster", "namespace", "job"))
         found = {JobKey(row["cluster"], row["namespace"], row["job"]): (row["first"], row["last"]) for row in rows}
@@ -571,21 +568,33 @@ class LakeLedger:
 
     def holds(
         self,
-        spans: Sequence[Span],
+        spans: Sequence[Span],  # noqa: ARG002
         *,
-        of: Collection[JobKey] | None = None,
-        gpus: Collection[tuple[str, str]] | None = None,
-    ) -> None:
-        """Always None: the lake stores whole hours, so it does not know when a pod began to hold a GPU."""
+        of: Collection[JobKey] | None = None,  # noqa: ARG002
+        gpus: Collection[tuple[str, str]] | None = None,  # noqa: ARG002
+    ) -> Holds:
+        """Always raises UnsupportedQuestion, because an hour does not tell when in it a pod began to hold a GPU."""
+        raise self._not_published("the instants from which and to which GPUs are held")
 
-    def epochs(self, span: Span | None = None, *, of: Collection[JobKey] | None = None) -> list[EpochReport]:  # noqa: ARG002 - always empty
-        """Always empty: the lake stores whole hours, so the cost of an epoch cannot be computed. The table `epochs`
-        lists them."""
-        return []
+    def epochs(self, span: Span | None = None, *, of: Collection[JobKey] | None = None) -> list[EpochReport]:
+        if of is not None and not of:
+            return []
+        query = every_column(EPOCHS).where(self._own(), *(() if span is None else _between("at_ms", *span)))
+        query = query.where(*(() if of is None else _of_jobs(of)))
+        found = [
+            EpochReport(JobKey(row["cluster"], row["namespace"], row["job"]), row["epoch"], row["at_ms"], row["who"])
+            for row in self._list(query)
+        ]
+        chosen = found if of is None else [one for one in found if one.key in frozenset(of)]
+        return sorted(chosen, key=attrgetter("key", "at_ms", "epoch"))
 
-    def epoch_counts(self, keys: Collection[JobKey]) -> Mapping[JobKey, int]:  # noqa: ARG002 - always empty
-        """Always empty; see `epochs`."""
-        return {}
+    def epoch_counts(self, keys: Collection[JobKey]) -> Mapping[JobKey, int]:
+        if not keys:
+            return {}
+        query = exp.select("cluster", "namespace", "job", exp.func("count", exp.Star()).as_("epochs")).from_("epochs")
+        rows = self._list(query.where(self._own(), *_of_jobs(keys)).group_by("cluster", "namespace", "job"))
+        found = {JobKey(row["cluster"], row["namespace"], row["job"]): row["epochs"] for row in rows}
+        return {key: found[key] for key in keys if key in found}
 
     def decisions(
         self,
@@ -676,8 +685,8 @@ class LakeLedger:
         raise self._not_published("the numbers of missing records")
 
     def gpu_owners(self) -> tuple[GpuOwnership, ...]:
-        """Always empty, because the owners of GPUs are not published."""
-        return ()
+        """Always raises UnsupportedQuestion, because the owners of GPUs are not published."""
+        raise self._not_published("the owners of GPUs")
 
     def imbalance(self, start_ms: int, end_ms: int) -> Imbalance:  # noqa: ARG002
         """Always raises UnsupportedQuestion, because what is published has no rows to compare its sums with."""
@@ -897,6 +906,11 @@ def _sum_if_whole(name: str) -> exp.Expression:
 def _among(column: str, values: Collection[str]) -> exp.Expression:
     listed = [exp.Literal.string(value) for value in sorted(values)]
     return exp.column(column).isin(*listed) if listed else exp.false()
+
+
+def _of_jobs(keys: Collection[JobKey]) -> list[exp.Expression]:
+    """Conditions that the rows of these jobs meet, and some others."""
+    return [_among("job", {key.job for key in keys}), _among("namespace", {key.namespace for key in keys})]
 
 
 def _between(column: str, start: int, end: int) -> list[exp.Expression]:

@@ -555,7 +555,8 @@ class Hole:
 
 class Moment(Acts, Protocol):
     """Everything as of one commit; nothing else answers questions that read a table. Spans are [start_ms, end_ms) in
-    UTC milliseconds. Answers are sorted by key and deterministic."""
+    UTC milliseconds. Answers are sorted by key and deterministic. What a ledger does not keep it never answers with
+    nothing: each question may raise accountant.core.errors.UnsupportedQuestion, which says whom to ask."""
 
     def status(self) -> Status:
         """What is known of this commit without reading a table."""
@@ -626,9 +627,8 @@ class Moment(Acts, Protocol):
         *,
         of: Collection[JobKey] | None = None,
         gpus: Collection[tuple[str, str]] | None = None,
-    ) -> Holds | None:
-        """Who held which GPUs in these spans, from when to when, the MOST_HOLDS newest. None: the ledger has only sums
-        of whole hours.
+    ) -> Holds:
+        """Who held which GPUs in these spans, from when to when, the MOST_HOLDS newest.
 
         of: only holds of these jobs.
         gpus: only holds of these GPUs, as pairs of cluster and UUID."""

@@ -212,16 +212,16 @@ class EpochRow:
     last: the number of the newest epoch.
     gpu_us, cost: GPU time and cost of all these epochs.
     rest_us, rest_cost: GPU time and cost since the last epoch ended. Costs are None if some of the time has no
-        price."""
+        price, and all four if the ledger cannot divide the time where the epochs end."""
 
     cluster: str
     namespace: str
     job: str
     epochs: int
     last: int
-    gpu_us: int
+    gpu_us: int | None
     cost: Decimal | None
-    rest_us: int
+    rest_us: int | None
     rest_cost: Decimal | None
 
     @property
@@ -262,17 +262,14 @@ def rows(
     epoch_rows = []
     for key in listed:
         filters: Where = {**only_job(key), **({"team": {team}} if team is not None else {})}
-        edges, parts = epoch_lines(ledger, book, reports[key], span, filters, timezone)
-        parts_of_stretch = list(zip(edges, parts, strict=True))
-        ended = [part for stretch, several in parts_of_stretch if stretch.epoch is not None for part in several]
-        rest = [part for stretch, several in parts_of_stretch if stretch.epoch is None for part in several]
+        ended, rest = list[PricedTime](), list[PricedTime]()
+        is_known = True
+        for stretch, parts in epoch_lines(ledger, book, reports[key], span, filters, timezone):
+            is_known = is_known and parts is not None
+            (rest if stretch.epoch is None else ended).extend(parts or ())
+        figures = (_held_time(ended), total_cost(ended), _held_time(rest), total_cost(rest))
         last = max(reports[key], key=lambda epoch_report: (epoch_report.at_ms, epoch_report.epoch)).epoch
-        epoch_rows.append(
-            EpochRow(
-                *key, len(reports[key]), last, _held_time(ended), total_cost(ended), _held_time(rest),
-                total_cost(rest),
-            )
-        )  # fmt: skip
+        epoch_rows.append(EpochRow(*key, len(reports[key]), last, *(figures if is_known else (None,) * 4)))
     return tuple(epoch_rows)
 
 

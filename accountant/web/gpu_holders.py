@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -13,6 +14,7 @@ from zoneinfo import ZoneInfo
 
 from accountant.core import periods
 from accountant.core.claim_overlap import Span
+from accountant.core.errors import UnsupportedQuestion
 from accountant.ledger.protocols import Hold, Moment
 from accountant.ledger.usage import Where
 from accountant.reports import figure_formatting
@@ -66,8 +68,8 @@ def holders_of(moment: Moment, cluster: str, node: str, at_ms: int, day: Span, t
         for line in of_day:
             if gpu_us := line.accounts_gpu_us.allocated:
                 shares[line.key["team"]] = shares.get(line.key["team"], 0) + gpu_us
-        holds = moment.holds((day,), gpus={(cluster, line.key["gpu"]) for line in of_day})
-        if holds is not None:
+        with suppress(UnsupportedQuestion):
+            holds = moment.holds((day,), gpus={(cluster, line.key["gpu"]) for line in of_day})
             there = tuple(hold for hold in holds.found if hold.node == node)
             found, more_holds = there[:MOST_BARS], len(there) > MOST_BARS or holds.whole_after_ms is not None
     more = max(0, len(rows) - MOST_ROWS)

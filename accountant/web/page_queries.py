@@ -11,7 +11,7 @@ The page modules send quick queries to the ledger directly."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -28,6 +28,7 @@ from accountant.billing.statement_breakdown import Cut
 from accountant.billing.statements import Statement
 from accountant.core import periods
 from accountant.core.claim_overlap import Span
+from accountant.core.errors import UnsupportedQuestion
 from accountant.core.periods import Month
 from accountant.ledger.protocols import GpuOwnership, Ledger, Moment
 from accountant.ledger.usage import EarlierSpan, Where
@@ -270,10 +271,11 @@ def recent_nodes(deps: Deps) -> ListSpan:
     return ListSpan.of(NodesParams(), deps)
 
 
-def gpus_of(deps: Deps, cluster: str, node: str) -> tuple[GpuOwnership, ...]:
-    """The GPUs that ever belonged to the node, or that it claims."""
-    with deps.ledger.moment() as moment:
+def gpus_of(deps: Deps, cluster: str, node: str) -> tuple[GpuOwnership, ...] | None:
+    """The GPUs that ever belonged to the node, or that it claims; None if the ledger does not know them."""
+    with deps.ledger.moment() as moment, suppress(UnsupportedQuestion):
         return tuple(gpu for gpu in moment.gpu_owners() if gpu.cluster == cluster and node in gpu.nodes)
+    return None
 
 
 def coverage(deps: Deps, month: Month) -> CachedAnswer[tuple[page_rows.NodeCoverage, ...]]:

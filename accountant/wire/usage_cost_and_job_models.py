@@ -415,14 +415,16 @@ class JobPart(Model):
 class EpochLine(Model):
     """A job's usage and cost from the previous report to this one, [start_ms, end_ms).
 
-    epoch: None for the time after the last report, which belongs to no epoch yet."""
+    epoch: None for the time after the last report, which belongs to no epoch yet.
+    gpu_us, cost, unpriced_gpu_us: None if this ledger cannot divide the time where epochs end: a lake has whole hours.
+        Ask the cluster's own accountant."""
 
     epoch: int | None
     start_ms: int
     end_ms: int
-    gpu_us: int
+    gpu_us: int | None
     cost: Exact | None
-    unpriced_gpu_us: int
+    unpriced_gpu_us: int | None
 
 
 class NextHolder(Model):
@@ -488,7 +490,8 @@ class JobAnswer(Model):
     do the epochs.
 
     attempts: the newest 50 attempts in this time, in order of time. None if this ledger does not know them: a lake
-        has whole hours. They have the job's held time, unless there are `earlier_attempts`, which are counted only.
+        has whole hours; ask the cluster's own accountant. They have the job's held time, unless there are
+        `earlier_attempts`, which are counted only.
         earlier_attempts: None if their number is unknown, because not all holds are read."""
 
     start_ms: int

@@ -17,6 +17,7 @@ from accountant.ledger.protocols import (
     EpochReport,
     Facts,
     GpuOwnership,
+    Holds,
     Hole,
     Imbalance,
     Imports,
@@ -147,8 +148,8 @@ class MemoryLedger(MemoryJournal):
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
         return {}
 
-    def holds(self, spans: Sequence[tuple[int, int]], **_: Any) -> None:
-        """The fake has sums only."""
+    def holds(self, spans: Sequence[tuple[int, int]], **_: Any) -> Holds:
+        raise UnsupportedQuestion("this ledger has sums only")
 
     def epochs(self, span: tuple[int, int] | None = None, **_: Any) -> list[EpochReport]:
         return []

@@ -25,9 +25,10 @@ from starlette.testclient import TestClient
 
 import gputally
 from accountant.api.dependencies import Deps
+from accountant.cli.job_tables import print_job
 from accountant.compat.opencost_api import AllocationsOfLedgers
 from accountant.composition import create_app
-from accountant.core.periods import utc
+from accountant.core.periods import utc, zone
 from accountant.core.settings import Settings
 from accountant.exports.protocol import exports
 from accountant.exports.zip_archive import unpack
@@ -38,9 +39,10 @@ from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.runtime.ingest import Ingest
 from accountant.runtime.job_and_task_metrics import AccountantMetrics
 from accountant.web import page_queries
+from accountant.wire.usage_cost_and_job_models import JobAnswer
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
-from gputally.base.number_format import hours
+from gputally.base.number_format import NOTHING, hours
 from gputally.base.units import US_PER_HOUR
 from gputally.server.https_server import serve
 from gputally.server.tokens_and_grants import AllowAll, sha256
@@ -159,7 +161,7 @@ def test_every_link_of_every_page_leads_somewhere(client: TestClient) -> None:
 
 
 def test_a_ledger_whose_name_has_characters_of_addresses_and_of_html_has_its_pages() -> None:
-    with published(name='org/β "><x9>\\1', rows=ROWS[:4], epochs=False) as known:
+    with published(name='org/β "><x9>\\1', rows=ROWS[:4]) as known:
         engine = DuckDbEngine(known.connect())
         service = FleetService(Settings(auth="off"), Fleet(engine), VirtualClock(SPAN[1] + 60_000))
         client = TestClient(service.app, base_url=HERE)
@@ -351,13 +353,30 @@ def test_jobs_of_a_ledger_whose_prices_the_lake_does_not_tell_are_named_as_missi
     engine.close()
 
 
-def test_a_jobs_page_says_that_its_epochs_are_at_the_clusters_own_accountant(
-    two: TwoLedgers, client: TestClient
-) -> None:
-    (job, *_) = client.get(f"/clusters/north/v1/jobs?{WITHIN}").json()["jobs"]
-    text = "The page of the cluster's own accountant shows the cost of each epoch"
-    assert text in client.get(f"/clusters/north/job/{quote(job['id'])}").text
-    assert text not in _accountant(two.north).get(f"/job/{quote(job['id'])}").text
+def test_what_whole_hours_do_not_tell_of_a_job_and_a_node_is_unknown_and_not_nothing() -> None:
+    with published(rows=ROWS[:16]) as known:
+        engine = DuckDbEngine(known.connect())
+        service = FleetService(Settings(auth="off"), Fleet(engine), known.clock)
+        client, own = TestClient(service.app, base_url=f"{HERE}/clusters/prod"), _accountant(known)
+        job = f"{JOB.id}?start=2026-10-01"
+        there, here = (one.get(f"/v1/jobs/{job}").json() for one in (client, own))
+        assert there["job"]["epochs"] == here["job"]["epochs"] == 2
+        ends = [(line["epoch"], line["end_ms"]) for line in here["epochs"]]
+        assert [(line["epoch"], line["end_ms"]) for line in there["epochs"]] == ends
+        assert {(line["gpu_us"], line["cost"], line["unpriced_gpu_us"]) for line in there["epochs"]} == {(None,) * 3}
+        assert there["attempts"] is None is not here["attempts"]
+        cells = rf">{NOTHING}</td>"
+        (row,) = (row for row in client.get(f"/job/{JOB.id}").text.split("<tr>") if ">1</th>" in row)
+        assert row.count(cells) == 2
+        page = client.get("/node/prod/n1").text
+        assert page.count("own accountant") == 2, "from when to when pods held its GPUs, and their owners"
+        report = client.get("/v1/report?month=2026-10&format=html").text.partition("Cost of an epoch")[2]
+        (row,) = (row for row in report.partition("</table>")[0].split("<tr>") if ">2</td>" in row)
+        assert row.count(cells) == 4
+        tables = [one.title for one in print_job(JobAnswer.model_validate(there), zone("UTC")).renderables[1:]]
+        assert tables == ["Attempts", "By price", "By epoch"], "the commands name what is unknown as well"
+        service.close()
+        engine.close()
 
 
 def test_a_jobs_page_shows_the_preemptions_that_the_clusters_own_accountant_shows(
@@ -594,14 +613,14 @@ def test_metrics_tell_up_to_when_each_ledger_has_published(client: TestClient) -
 
 def test_what_is_published_later_is_served_and_a_lake_that_is_away_is_said(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
-    with published(str(lake), name="north", epochs=False) as north:
+    with published(str(lake), name="north") as north:
         engine = DuckDbEngine(north.connect())
         clock = VirtualClock(SPAN[1])
         service = FleetService(Settings(auth="off"), Fleet(engine), clock)
         client = TestClient(service.app, base_url=HERE, raise_server_exceptions=False)
         assert [one["ledger"] for one in client.get("/v1/ledgers").json()] == ["north"]
         before = service._served["north"]
-        with published(str(lake), name="south", rows=[], epochs=False):
+        with published(str(lake), name="south", rows=[]):
             service.read_lake()
         assert service.names() == ("north", "south")
         assert service._served["north"] is before  # its figures are as they were

@@ -32,9 +32,9 @@ PAGES = ("/fleet", "/fleet/jobs?start=2026-10-01&end=2026-11-01", "/fleet/nodes?
 @pytest.fixture(scope="module")
 def both() -> Iterator[tuple[PublishedLedger, PublishedLedger]]:
     with ExitStack() as stack:
-        north = stack.enter_context(published(name="north", epochs=False))
+        north = stack.enter_context(published(name="north"))
         assert north.settings.lake is not None
-        yield north, stack.enter_context(published(north.settings.lake.warehouse, name="south", epochs=False))
+        yield north, stack.enter_context(published(north.settings.lake.warehouse, name="south"))
 
 
 def _with(**changes: object) -> Callable[[Row], Row]:

@@ -76,7 +76,7 @@ def _report(one: Any) -> tuple[object, ...]:
 
 def _jobs(one: Any) -> list[object]:
     # These go by the last minutes, of which the lake knows the last hour, and by instants inside hours.
-    recent = {"held_from_ms", "held_until_ms", "gpus", "burn_per_hour", "epochs"}
+    recent = {"held_from_ms", "held_until_ms", "gpus", "burn_per_hour"}
     listed = list_jobs(one, BOOK, *SPAN, SPAN[1])
     return [job.model_dump(exclude=recent) for job in listed.built(listed.figures)]
 
@@ -115,6 +115,9 @@ QUESTIONS: dict[str, Reading] = {
     "numbers of pods": lambda one: one.pods_by_job(*SPAN),
     "jobs of a namespace": lambda one: one.jobs_in("prod", "ns-1"),
     "the job of a pod": lambda one: one.job_of("prod", "p1"),
+    "epochs": lambda one: one.epochs(),
+    "epochs of a span and of a job": lambda one: one.epochs((START_MS, START_MS + 30 * MINUTE), of=(JOB,)),
+    "numbers of epochs": lambda one: one.epoch_counts((JOB, JOB._replace(job="Job/nobody"))),
     "every measure of the lake": lambda one: figures_of(
         one.usage(SPAN, ("pod", "gpu"), measures=(*START_UP, *MEASURES))
     ),

@@ -16,7 +16,7 @@ from accountant.ledger.usage import HELD, LENT
 from accountant.wire.policy_models import IDLE, UNASSIGNED, Decision, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.units import MS_PER_HOUR
-from tests.lake.comparison_queries import HOUR, QUESTIONS, SPAN
+from tests.lake.comparison_queries import HOUR, JOB, QUESTIONS, SPAN
 from tests.ledger.conftest import MINUTE, START_MS
 from tests.moment.conftest import Several, capacity
 from tests.usage_relation import figures_of
@@ -34,6 +34,8 @@ NOT_KEPT: Mapping[str, Cannot] = {
         "a cost without prices": (lambda one: one.window(WINDOW, SPAN[1], "cost", 0.5), "price book"),
     },
     "lake": {
+        "holds": (lambda one: one.holds([SPAN], of=[JOB]), "both"),
+        "owners": (lambda one: one.gpu_owners(), "both"),
         "a label": (lambda one: one.usage(SPAN, ("label:stage",)), "stage"),  # type: ignore[arg-type]
         "a label's value": (lambda one: one.usage(SPAN, ("team",), {"label:stage": ("x",)}), "stage"),  # type: ignore[dict-item]
         "lent time": (lambda one: one.usage(SPAN, ("team",), measures=LENT), r"both: .*shared_gpus: busy"),
@@ -83,6 +85,58 @@ def test_what_is_not_kept_is_refused_by_name(several: Several, name: str, questi
         ask(several.of[name].moment)
 
 
+Asked = Mapping[str, Callable[[Moment], object]]
+ASKED: Asked = {
+    "status": lambda one: one.status().extent,
+    "usage": lambda one: figures_of(one.usage(SPAN, ("team",))),
+    "window": lambda one: one.window(WINDOW, SPAN[1], "busy", 0.5).usage,
+    "acts": lambda one: one.acts(),
+    "decisions": lambda one: one.decisions(*SPAN),
+    "holds": lambda one: one.holds([SPAN], of=[JOB]),
+    "pods": lambda one: [*one.pods(*SPAN)],
+    "pods_by_job": lambda one: one.pods_by_job(*SPAN),
+    "extents": lambda one: {*one.extents([JOB])},
+    "jobs_in": lambda one: one.jobs_in(JOB.cluster, JOB.namespace),
+    "job_of": lambda one: one.job_of(JOB.cluster, "p1"),
+    "epochs": lambda one: one.epochs(),
+    "epoch_counts": lambda one: one.epoch_counts([JOB]),
+    "gpu_owners": lambda one: one.gpu_owners(),
+    "quarantined": lambda one: one.quarantined(),
+    "quarantined_rows": lambda one: one.quarantined_rows(10),
+    "holes": lambda one: one.holes(),
+    "misdated": lambda one: one.misdated(SPAN[1]),
+    "imbalance": lambda one: one.imbalance(*SPAN).lines,
+}
+"""A question for each method of a moment."""
+FAULTS = {"quarantined", "quarantined_rows", "holes", "misdated", "imbalance"}
+"""The ledger has none of these, so that their answer tells nothing of whether they are kept."""
+
+
+def test_every_question_is_asked() -> None:
+    assert ASKED.keys() == {name for name in dir(Moment) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_moment_that_cannot_answer_refuses(several: Several, name: str) -> None:
+    """It never answers with nothing, which would be taken for the whole answer."""
+    expected = ASKED[name](several.truth)
+    assert bool(expected) == (name not in FAULTS)
+    lake = several.of["lake"].moment
+    if (answer := _answered(ASKED[name], lake)) is None:
+        with pytest.raises(UnsupportedQuestion, match="accountant of both"):
+            ASKED[name](lake)
+    else:
+        assert answer == expected
+        assert answer, "nothing is no answer to what another ledger knows, or to what nobody keeps"
+
+
+def _answered(ask: Callable[[Moment], object], moment: Moment) -> object:
+    try:
+        return ask(moment)
+    except UnsupportedQuestion:
+        return None
+
+
 def held(moment: Moment, by: tuple[Dimension, ...], span: tuple[int, int] = SPAN) -> dict[tuple[str, ...], int]:
     usage = moment.usage(span, by, measures=())
     return {key: sum(row) for key, row in figures_of(usage, HELD).items()}
@@ -93,7 +147,6 @@ def test_holds_are_the_held_time(several: Several) -> None:
     moment = several.truth
     jobs = [JobKey(*key) for key in held(moment, OF_JOB) if key[-1]]
     found = moment.holds([SPAN], of=jobs)
-    assert found is not None
     assert found.whole_after_ms is None
     sums: Counter[tuple[str, ...]] = Counter()
     for hold in found.found:
@@ -101,8 +154,7 @@ def test_holds_are_the_held_time(several: Several) -> None:
         sums[*hold.key, hold.pod, hold.team, hold.queue, hold.node, hold.gpu] += hold.gpu_us
     assert sums == held(moment, (*OF_POD, "team", "queue", "node", "gpu"))
     gpus = [("prod", "gpu-1")]
-    assert moment.holds([SPAN], gpus=gpus).found == tuple(h for h in found.found if (h.key.cluster, h.gpu) in gpus)  # type: ignore[union-attr]
-    assert several.of["lake"].moment.holds([SPAN], of=jobs) is None, "a lake has only sums of whole hours"
+    assert moment.holds([SPAN], gpus=gpus).found == tuple(h for h in found.found if (h.key.cluster, h.gpu) in gpus)
 
 
 def test_pods_are_those_that_held_something(moment: Moment) -> None:
@@ -131,8 +183,7 @@ def test_a_job_holds_nothing_outside_its_extent(moment: Moment) -> None:
         assert held(moment, OF_JOB, hours)[tuple(key)] == jobs[tuple(key)]
 
 
-def test_epochs_are_counted_as_listed(several: Several) -> None:
-    moment = several.truth
+def test_epochs_are_counted_as_listed(moment: Moment) -> None:
     epochs = moment.epochs()
     keys = {one.key for one in epochs}
     assert [one.at_ms for one in moment.epochs(SPAN)] == [one.at_ms for one in epochs if one.at_ms < SPAN[1]]
