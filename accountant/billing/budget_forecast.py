@@ -28,7 +28,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, NamedTuple
 
-from accountant.billing.charge import ALLOCATED, Charge, quantify, quantify_together, total_cost
+from accountant.billing.charge import ALLOCATED, Charge, add_by_key, quantify, quantify_together, total_cost
+from accountant.billing.displayed_amounts import Part, parts
 from accountant.billing.usage_pricing import charges
 from accountant.core.periods import Month, day_span, days, zone
 from accountant.ledger.protocols import Moment
@@ -165,11 +166,24 @@ def of_charges(
     since_ms: start of the ledger's first record."""
     start, end = month.span(zone(timezone))
     spend = list(spend)
+    amounts = _amounts(spend, book) if book is not None and any(one.currency for one in policy.budgets) else ()
     metered = now_ms <= start or any(charge.account not in ("unmetered", "down") for charge in spend)
     start = max(start, since_ms)
     held = [charge for charge in spend if charge.account in ALLOCATED] if metered else None
     return [
-        _state(part, model, policy, book, _of_model(budget, model, held), str(month), start, now_ms, end, timezone)
+        _state(
+            part,
+            model,
+            policy,
+            book,
+            _of_model(budget, model, held),
+            str(month),
+            start,
+            now_ms,
+            end,
+            timezone,
+            [one for one in amounts if _is_of_model(budget, model, one.gpu_model)],
+        )
         for budget in policy.budgets
         for model, part in budget.parts()
     ]
@@ -186,9 +200,11 @@ def _state(
     now_ms: int,
     end_ms: int,
     timezone: str,
+    amounts: Iterable[Part],
 ) -> BudgetState:
-    own = [charge for charge in held or () if _concerns(budget, policy, charge)]
+    own = [charge for charge in held or () if _concerns(budget, policy, *charge.key[:2])]
     spent = None if held is None else _spent(budget, book, own)
+    shown = exact_sum(one.amount for one in amounts if _concerns(budget, policy, one.team, one.key[0]))
     forecast, exhausted = None, NEVER
     if spent is not None:
         tz = zone(timezone)
@@ -216,6 +232,7 @@ def _state(
         unit=budget.currency or "GPU-hours",
         limit=budget.limit,
         spent=spent,
+        spent_amount=None if spent is None or budget.currency is None else shown,
         ratio=ratio,
         threshold=max(reached, default=None),
         forecast=forecast.expected if forecast else None,
@@ -253,8 +270,14 @@ def _exhaustion(forecast: LimitForecast | None, now_ms: int, end_ms: int) -> Exh
     return Exhaustion(instant(forecast.expected), instant(forecast.earliest), instant(forecast.latest))
 
 
-def _concerns(budget: Budget, policy: Policy, charge: Charge) -> bool:
-    team, queue = charge.key[:2]
+def _amounts(spend: Iterable[Charge], book: PriceBook) -> list[Part]:
+    """The amounts of held time by queue, as pages show them. spend: the charges of a span by at least team and
+    queue."""
+    by_queue = add_by_key((charge.key[:2], charge) for charge in spend)
+    return [one for one in parts(by_queue, by_queue, 1, book.currency) if one.account in ALLOCATED]
+
+
+def _concerns(budget: Budget, policy: Policy, team: str, queue: str) -> bool:
     if budget.team is not None:
         return team == budget.team
     return any(each.name == budget.queue for each in policy.lineage(queue))
@@ -264,7 +287,11 @@ def _of_model(budget: Budget, gpu_model: str, held: Sequence[Charge] | None) -> 
     """Return the charges for which a limit of this model is the most precise of the budget; all of them for ""."""
     if not gpu_model or held is None:
         return held
-    return [charge for charge in held if most_precise(charge.key[3], budget.gpu_models) == gpu_model]
+    return [charge for charge in held if _is_of_model(budget, gpu_model, charge.key[3])]
+
+
+def _is_of_model(budget: Budget, limit: str, gpu_model: str) -> bool:
+    return not limit or most_precise(gpu_model, budget.gpu_models) == limit
 
 
 def _spent(budget: Budget, book: PriceBook | None, held: Iterable[Charge]) -> Decimal | None:
@@ -280,13 +307,14 @@ def _spent(budget: Budget, book: PriceBook | None, held: Iterable[Charge]) -> De
 class Outlook:
     """The forecast of a month in progress, as of the end of the report.
 
-    spent: the exact cost so far.
+    spent: the exact cost so far. amount: what pages show for it.
     days_over: days from the start of the month to the end of the report.
     days_metered: the part of these days after the ledger's first record.
     forecast: None with fewer than MIN_DAYS whole days."""
 
     month: str
     spent: Decimal
+    amount: Decimal
     days_over: float
     days_metered: float
     days_left: float
@@ -304,6 +332,7 @@ def month_of(start_ms: int, end_ms: int, timezone: str) -> Month | None:
 
 def outlook(
     spend: Iterable[Charge],
+    book: PriceBook,
     team: str | None,
     month: Month,
     start_ms: int,
@@ -318,6 +347,7 @@ def outlook(
     since_ms: start of the ledger's first record."""
     tz = zone(timezone)
     left_ms = month.span(tz)[1] - end_ms
+    spend = list(spend)
     held = [charge for charge in spend if charge.account in ALLOCATED and team in (None, charge.key[0])]
     parts = {day: several for (day,), several in quantify((charge.key[2:3], charge) for charge in held).items()}
     spent = total_cost([part for several in parts.values() for part in several])
@@ -331,7 +361,8 @@ def outlook(
     over, left = (end_ms - start_ms) / MS_PER_DAY, left_ms / MS_PER_DAY
     metered = (end_ms - max(start_ms, since_ms)) / MS_PER_DAY
     straight = float(spent) / metered * (metered + left)
-    return Outlook(str(month), spent, over, metered, left, straight, run_rate(whole, float(spent), left))
+    amount = exact_sum(one.amount for one in _amounts(spend, book) if team in (None, one.team))
+    return Outlook(str(month), spent, amount, over, metered, left, straight, run_rate(whole, float(spent), left))
 
 
 def budgets(

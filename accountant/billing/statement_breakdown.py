@@ -20,65 +20,14 @@ import numpy as np
 
 from accountant.billing.charge import ALLOCATED, Account
 from accountant.billing.charge_table import Groups
+from accountant.billing.displayed_amounts import minor_units, nano_hours
 from accountant.billing.statements import Statement, StatementLine, payable_lines
 from accountant.ledger.usage import Int64Array
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.apportionment import apportion
-from gputally.base.money import HOUR_PLACES, exact_product, exact_sum, minor_places, nano_gpu_hours, plain
-from gputally.base.units import MS_PER_SECOND, US_PER_HOUR, US_PER_MS
-
-_FITS: Final = 2**62
-_NANO, _US = 5, 18
-"""A billionth of an hour is 18/5 µs."""
-assert _US * 10**HOUR_PLACES == _NANO * US_PER_HOUR
-
-
-def nano_hours(total: int, gpu_us: Int64Array) -> Int64Array:
-    """Return `total` billionths of an hour divided in proportion to GPU-µs, as `apportionment.apportion` does.
-
-    The total differs from the exact sum by rounding only. Each part therefore differs little from its own hours, and
-    the intermediate products stay small."""
-    whole = int(gpu_us.sum())
-    off = _US * total - _NANO * whole
-    if not whole or abs(off) > _US or whole * (_US + abs(off)) >= _FITS or int(gpu_us.max()) >= _FITS // _NANO:
-        return np.array(apportion(total, gpu_us.tolist()), dtype=np.int64)
-    # total × w / whole = (5 × whole + off) × w / (18 × whole)
-    units, rest = np.divmod(_NANO * gpu_us, _US)
-    more, left = np.divmod(rest * whole + off * gpu_us, _US * whole)
-    parts: Int64Array = units + more
-    return _with_missing(parts, left, total - int(parts.sum()))
-
-
-def minor_units(price: Decimal, nano: Int64Array, total: int, places: int) -> Int64Array:
-    """The cost of each quantity, as integers that add up to `total`.
-
-    nano: the quantities, in billionths of a GPU-hour.
-    places: decimals of the unit of the costs and of `total`, 2 for cents.
-
-    The result equals that of `gputally.base.money.payable`. Raises ValueError for a total that no rounding of the parts
-    gives."""
-    exponent = int(price.as_tuple().exponent)
-    scale = max(0, HOUR_PLACES - exponent - places)
-    per_nano = int(price.scaleb(scale + places - HOUR_PLACES))
-    most = int(np.abs(nano).max(initial=0))
-    fits = abs(per_nano) * most < _FITS and 10**scale < _FITS
-    exact = (nano if fits else nano.astype(object)) * per_nano
-    parts, left = exact // 10**scale, exact % 10**scale
-    missing = total - int(parts.sum())
-    if not 0 <= missing <= len(parts):
-        hours, amount = plain(Decimal(int(nano.sum())).scaleb(-HOUR_PLACES)), plain(Decimal(total).scaleb(-places))
-        raise ValueError(f"the costs of {hours} GPU-hours at {plain(price)} cannot be rounded to add up to {amount}")
-    return _with_missing(parts.astype(np.int64), left, missing)
-
-
-def _with_missing(parts: Int64Array, left: Int64Array, missing: int) -> Int64Array:
-    """Adds one to each of the `missing` parts with the largest remainders, which are in `left`. Of equal remainders the
-    earlier part comes first."""
-    if missing:
-        parts[np.argsort(-left, kind="stable")[:missing]] += 1
-    return parts
-
+from gputally.base.money import HOUR_PLACES, exact_product, exact_sum, minor_places, nano_gpu_hours
+from gputally.base.units import MS_PER_SECOND, US_PER_MS
 
 Cut = Literal["team", "queue", "job", "pod", "user", "node", "gpu", "day"]
 DIMENSIONS: Final[Mapping[Cut, tuple[Dimension, ...]]] = {

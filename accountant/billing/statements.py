@@ -13,18 +13,22 @@ Invariants:
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
+from operator import itemgetter
 from typing import Literal, TypeAlias, TypedDict
 
 from pydantic import TypeAdapter
 
-from accountant.billing.charge import DETAILS, LINE_ACCOUNTS, Account, Charge, Detail, coverage, quantify
+from accountant.billing.charge import DETAILS, LINE_ACCOUNTS, Account, Charge, Detail, coverage
+from accountant.billing.displayed_amounts import KindKey, divided, kind_of, kinds, of_kinds, of_teams
 from accountant.core.periods import Month, zone
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import IDLE, PolicyVersion
-from gputally.base.money import Money, exact_sum, payable, plain
+from gputally.base.apportionment import apportion
+from gputally.base.money import HOUR_PLACES, Money, exact_sum, payable, plain
 
 SCHEMA = 2
 """Of the canonical bytes. In those of schema 1, `due` and `due_total` include what is not billed, as the team IDLE."""
@@ -197,11 +201,7 @@ def build(
     lines, commitments = _lines(items), _lines(unused)
     month = Month.spanning(start_ms, end_ms, zone(timezone))
     currency = book.currency if book else None
-    owed = {line.team: Decimal(0) for line in lines if line.cost is not None}
-    for line in lines:
-        if line.cost is not None:
-            owed[line.team] = exact_sum([owed[line.team], line.cost])
-    amounts = {} if currency is None else payable({t: Money(a, currency) for t, a in owed.items()}, currency)
+    amounts = {} if currency is None else of_teams(_costs(lines), currency)
     return Statement(
         start_ms=start_ms,
         end_ms=end_ms,
@@ -219,7 +219,7 @@ def build(
         **_totals(
             lines,
             commitments,
-            {team: money.amount for team, money in amounts.items()},
+            amounts,
             currency,
             beside.corrections,
             beside.adjustments,
@@ -248,20 +248,19 @@ def for_teams(whole: Statement, teams: Collection[str]) -> Statement:
 
 
 def _lines(items: Iterable[Charge]) -> tuple[StatementLine, ...]:
-    rows = [
-        (
-            (
-                charge.key[0],
-                LINE_ACCOUNTS.index(charge.account),
-                DETAILS.index(charge.detail),
-                charge.place.gpu_model,
-                charge.place.capacity_type,
-                charge.row.id if charge.billed and charge.row else "",
-            ),
-            charge,
-        )
-        for charge in items
-    ]
+    """The lines: each kind of time, divided into its details."""
+    items = list(items)
+    details: dict[KindKey, Counter[int]] = defaultdict(Counter)
+    for charge in items:
+        details[kind_of(charge.key[0], charge)][DETAILS.index(charge.detail)] += charge.gpu_us
+    rows = []
+    for kind, part in kinds(items).items():
+        team, account, gpu_model, capacity_type, row_id = kind
+        numbers = sorted(details[kind])
+        nano = apportion(int(part.gpu_hours.scaleb(HOUR_PLACES)), [details[kind][number] for number in numbers])
+        for number, units in zip(numbers, nano, strict=True):
+            one = replace(part, gpu_us=details[kind][number], gpu_hours=Decimal(units).scaleb(-HOUR_PLACES))
+            rows.append(((team, account, number, gpu_model, capacity_type, row_id), one))
     return tuple(
         StatementLine(
             team=team,
@@ -275,8 +274,23 @@ def _lines(items: Iterable[Charge]) -> tuple[StatementLine, ...]:
             gpu_hours=part.gpu_hours,
             cost=part.cost,
         )
-        for (team, account, detail, gpu_model, capacity_type, row_id), (part,) in quantify(rows).items()
+        for (team, account, detail, gpu_model, capacity_type, row_id), part in sorted(rows, key=itemgetter(0))
     )
+
+
+def _kind(line: StatementLine) -> KindKey:
+    return line.team, LINE_ACCOUNTS.index(line.account), line.gpu_model, line.capacity_type, line.price_row or ""
+
+
+def _costs(lines: Iterable[StatementLine]) -> dict[KindKey, Decimal | None]:
+    """The cost of each kind of time, in order; None if it has no price."""
+    costs: dict[KindKey, list[Decimal | None]] = {}
+    for line in lines:
+        costs.setdefault(_kind(line), []).append(line.cost)
+    return {
+        kind: exact_sum(one for one in costs[kind] if one is not None) if None not in costs[kind] else None
+        for kind in sorted(costs)
+    }
 
 
 class _Totals(TypedDict):
@@ -374,21 +388,16 @@ Entry: TypeAlias = tuple[Account, int, Decimal | None]
 
 
 def payable_lines(stated: Statement) -> list[tuple[StatementLine, Entry]]:
-    """The statement's lines with their costs, rounded to the currency's minor unit (None: unpriced).
-
-    Each team's payable amount is apportioned to its lines once. Every table sums these amounts, so the rows and columns
-    of all tables agree to the cent. Rounding each table separately would not achieve this (the two-dimensional rounding
-    problem)."""
+    """The statement's lines with the amounts that are shown for them (None: unpriced), which add up to its payable
+    amounts; see `displayed_amounts`."""
     amounts: dict[int, Decimal] = {}
     if stated.currency is not None:
-        currency = stated.currency
-        for team, total in stated.payable.items():
-            exact = {
-                i: Money(line.cost, currency)
-                for i, line in enumerate(stated.lines)
-                if line.team == team and line.cost is not None
-            }
-            amounts |= {i: money.amount for i, money in payable(exact, currency, Money(total, currency)).items()}
+        of_kind: dict[KindKey, dict[int, Decimal]] = defaultdict(dict)
+        for i, line in enumerate(stated.lines):
+            if line.cost is not None:
+                of_kind[_kind(line)][i] = line.cost
+        for kind, amount in of_kinds(_costs(stated.lines), stated.currency, stated.payable).items():
+            amounts.update(divided(of_kind[kind], stated.currency, amount))
     return [
         (line, (line.account, line.gpu_us, None if line.cost is None else amounts.get(i, line.cost)))
         for i, line in enumerate(stated.lines)

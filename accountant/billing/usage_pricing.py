@@ -381,6 +381,13 @@ def cost(
 
     The lines add up to `total`, which does not depend on `by`."""
     found = charges(ledger, book, start_ms, end_ms, by, where, timezone)
+    return cost_of(found, book, start_ms, end_ms, by)
+
+
+def cost_of(
+    found: Sequence[Charge], book: PriceBook | None, start_ms: int, end_ms: int, by: Sequence[Dimension]
+) -> CostAnswer:
+    """The answer of `cost` for these `charges`."""
     priced = quantify((charge.key, charge) for charge in found)
     unheld = unheld_parts(found, priced)
     lines = tuple(

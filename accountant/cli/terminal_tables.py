@@ -388,7 +388,7 @@ def budgets(states: Sequence[BudgetState]) -> Table:
                 budget_of(one),
                 one.unit,
                 budgeted(one.limit, one.unit),
-                "unknown" if one.spent is None else budgeted(one.spent, one.unit),
+                "unknown" if one.spent is None else budgeted(one.shown, one.unit),
                 percent(one.ratio),
                 budgeted(one.forecast, one.unit),
                 NOTHING

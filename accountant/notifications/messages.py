@@ -86,7 +86,7 @@ def _budget(due: BudgetDue, at_ms: int, link: str | None) -> Message:
     over = budget.ratio is not None and budget.ratio >= 1
     share = figure_formatting.percent(budget.ratio, 0)
     facts = [
-        ("Spent", _amount(budget.spent, budget)),
+        ("Spent", _amount(budget.shown, budget)),
         ("Budget", _amount(budget.limit, budget)),
         ("Share", share),
     ]

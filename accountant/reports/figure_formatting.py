@@ -145,6 +145,11 @@ def budgeted(amount: Decimal | float | None, unit: str) -> str:
     return hours_of(value) if unit == "GPU-hours" else money(value, unit)
 
 
+def spent(state: BudgetState) -> str:
+    """What is spent of a budget, in the format of `budgeted`."""
+    return budgeted(state.shown, state.unit)
+
+
 def hours_of(value: Decimal) -> str:
     """GPU-hours: `12,345.6`."""
     return number(value, 1)

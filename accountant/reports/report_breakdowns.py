@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
 from typing import TypeAlias, TypeVar, cast
 from zoneinfo import ZoneInfo
 
 from accountant.billing.charge import ALLOCATED, Account, Charge, PricedTime, quantify
+from accountant.billing.displayed_amounts import Part
 from accountant.billing.statements import Entry, StatementLine
 from accountant.core.periods import days, hour_of_day
 from accountant.ledger.usage import ACCOUNTS, HELD, Place, Usage
@@ -108,11 +109,14 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class UserRow:
-    """A user who ran jobs, as named by the jobs; "" for jobs without a user."""
+    """A user who ran jobs, as named by the jobs; "" for jobs without a user.
+
+    shown: the figures with the amounts that pages show; None without a price book."""
 
     user: str
     jobs: int
     figures: TimeAndCost
+    shown: TimeAndCost | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +316,22 @@ def users(charges: Iterable[Charge]) -> list[UserRow]:
     parts = quantify(((*charge.key[3:4], charge.account), charge) for charge in held)
     rows = [UserRow(user, len(jobs_of[user]), figures) for (user,), figures in group_by(part_entries(parts)).items()]
     return sorted(rows, key=lambda row: (-row.figures.cost, -row.figures.accounts.allocated, row.user))
+
+
+def with_amounts(users: Iterable[UserRow], amounts: Iterable[Part]) -> list[UserRow]:
+    """The users with what pages show. amounts: those of the scope, by user."""
+    of_user: dict[str, list[Part]] = defaultdict(list)
+    for one in amounts:
+        if one.account in ALLOCATED:
+            of_user[one.key[0]].append(one)
+    return [
+        replace(row, shown=replace(
+            row.figures,
+            cost=exact_sum(one.amount for one in of_user[row.user]),
+            idle_cost=exact_sum(one.amount for one in of_user[row.user] if one.account == "allocated_idle"),
+        ))
+        for row in users
+    ]  # fmt: skip
 
 
 def daily(hourly: Usage, start_ms: int, end_ms: int, tz: ZoneInfo, team: str | None) -> tuple[DayRow, ...]:

@@ -18,10 +18,11 @@ from decimal import Decimal
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from accountant.billing import budget_forecast, queue_waits
+from accountant.billing import budget_forecast, displayed_amounts, queue_waits
 from accountant.billing.budget_forecast import Outlook
 from accountant.billing.charge import Charge
 from accountant.billing.cost_allocation import billed_tables, unused_commitments
+from accountant.billing.displayed_amounts import Part
 from accountant.billing.queue_waits import WaitRow
 from accountant.billing.quota_usage import ModelSpans, QuotaRow, quotas
 from accountant.billing.statements import (
@@ -71,6 +72,7 @@ _AT_ONCE = 1_000
 _ROW_BYTES = 150
 """Approximate size of a job or of a row of held time, in bytes."""
 _BY_TEAM: tuple[Dimension, ...] = ("team",)
+_TEAM_AND_USER: Final = [BY_JOB.index("team"), BY_JOB.index("user")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ class Readings:
     hourly: usage by team, queue and local hour.
     of_quotas: usage by queue, for `quota_usage`.
     waits: the waits in all teams' queues.
+    by_user: amounts by team and user.
     epochs: the epochs of jobs that ended in the span, for each of `scopes`, or for the first ones (MOST_EPOCH_JOBS).
     booked: the bookkeeping of the month.
     peaks: hourly maxima of the jobs that left the most GPU time idle in each of `scopes` (team names; None: the whole
@@ -143,6 +146,7 @@ class Readings:
     jobs_before: BilledJobs
     waits: tuple[WaitRow, ...]
     epochs: Mapping[str | None, tuple[EpochRow, ...]]
+    by_user: Sequence[Part] = ()
     booked: MonthBooks = NO_BOOKS
     scopes: frozenset[str | None] = field(default=frozenset())
     peaks: dict[JobName, Peak] = field(default_factory=dict)
@@ -219,6 +223,9 @@ def read_data(
         epochs=_epochs(
             ledger, book, jobs, teams, (start_ms, end_ms), timezone, MOST_EPOCH_JOBS if scopes is None else None
         ),
+        by_user=displayed_amounts.parts(billed.charges(), by_job.regrouped(_TEAM_AND_USER).charges(), 1, book.currency)
+        if book is not None
+        else (),
         booked=booked,
         scopes=teams,
         peaks=_peaks(ledger, jobs, teams, start_ms, end_ms, timezone),
@@ -454,7 +461,7 @@ def made_of(found: Readings, *, team: str | None = None, details: Details | None
     before = payable_lines(earlier) if earlier.metered else ()
     jobs = found.jobs.ranked(team)
     jobs_before = found.jobs_before.ranked(team).count if before else 0
-    users = jobs.users()
+    users = report_breakdowns.with_amounts(jobs.users(), (one for one in found.by_user if team in (None, one.team)))
     candidates = jobs.wasteful(CANDIDATES)
     days, since_ms = found.by_day, found.since_ms
     of_queues = quotas(policies, found.of_quotas, start_ms, end_ms, tz, since_ms)
@@ -473,7 +480,7 @@ def made_of(found: Readings, *, team: str | None = None, details: Details | None
         accounts=report_breakdowns.accounts(lines, team),
         teams=report_breakdowns.teams(lines, before, team),
         budgets=budget_forecast.budgets(days, book, policies, team, month, end_ms, timezone, since_ms) if month else (),
-        outlook=budget_forecast.outlook(days, team, month, start_ms, end_ms, timezone, since_ms)
+        outlook=budget_forecast.outlook(days, book, team, month, start_ms, end_ms, timezone, since_ms)
         if month and book
         else None,
         kinds=report_breakdowns.kinds(lines, team),

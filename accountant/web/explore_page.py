@@ -52,7 +52,7 @@ from accountant.web.page_rows import Page, paged
 from accountant.wire.option_types import Order
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base import called_off
-from gputally.base.money import exact_sum, gpu_hours
+from gputally.base.money import Money, exact_sum, gpu_hours, payable
 from gputally.base.number_format import NOTHING, number
 from gputally.base.units import US_PER_HOUR
 from gputally.base.untrusted_text import for_cell
@@ -108,7 +108,8 @@ class View:
         """The dimensions that are not put side by side."""
         return tuple(name for place, name in enumerate(self.bar.by) if place != self.across)
 
-    def pivoted(self, most: int) -> Pivot | None:
+    def pivoted(self, most: int, *, exact: bool = False) -> Pivot | None:
+        """The table with one dimension side by side, if the view has one. exact: as in `pivot`."""
         if self.across is None:
             return None
         in_order = self.bar.by[self.across] in OF_TIME
@@ -116,7 +117,14 @@ class View:
         ascends = sort == Order(self.asked.measure, descending=False)
         by_sum: Direction | None = None if sort.column in self.bar.by else "up" if ascends else "down"
         return pivot(
-            self.found.table, self.rows.at, self.across, self.asked.measure, most, in_order=in_order, by_sum=by_sum
+            self.found.table,
+            self.rows.at,
+            self.across,
+            self.asked.measure,
+            most,
+            in_order=in_order,
+            by_sum=by_sum,
+            exact=exact,
         )
 
 
@@ -274,7 +282,7 @@ def _unit(column: FigureColumn, currency: str | None) -> str:
 
 def figure_text(column: FigureColumn, row: Row, currency: str | None) -> str:
     """A figure for people."""
-    return _shown(column, column.of(row), currency)
+    return _shown(column, column.shown(row), currency)
 
 
 def _shown(column: FigureColumn, value: Figure, currency: str | None) -> str:
@@ -384,8 +392,9 @@ def _chart(chart: Series, measure: Measure, currency: str | None, edges: Sequenc
     for place, cell in enumerate(chart.cells):
         name = _time_name(chart.unit, cell.name)
         told = [name]
+        shown = _amounts(cell.parts, currency) if measure == "cost" and currency is not None else cell.parts
         told += [f"{parts[at][1]}: {_measured(measure, value, currency)} {_unit(FIGURES[measure], currency)}"
-                 for at, value in sorted(cell.parts.items())]  # fmt: skip
+                 for at, value in sorted(shown.items())]  # fmt: skip
         known = [value for value in cell.parts.values() if value is not None]
         if len(known) > 1 and len(known) == len(cell.parts):
             whole = exact_sum(map(Decimal, known)) if measure == "cost" else sum(known)
@@ -401,6 +410,12 @@ def _chart(chart: Series, measure: Measure, currency: str | None, edges: Sequenc
     title = f"{FIGURES[measure].title} by {chart.unit}, {_unit(FIGURES[measure], currency)}"
     named = ", ".join(name for _, name in parts)
     return html_page.stacked("explored", columns, title, f"Parts from below: {named}.", thinned=False)
+
+
+def _amounts(costs: Mapping[int, Figure], currency: str) -> Mapping[int, Figure]:
+    """The costs of one column in the minor unit of the currency, which add up to its rounded sum."""
+    known = {at: Money(Decimal(value), currency) for at, value in costs.items() if value is not None}
+    return {**costs, **{at: money.amount for at, money in payable(known, currency).items()}}
 
 
 def _height(measure: Measure, value: Figure) -> float:
@@ -426,7 +441,7 @@ def _records(view: View, deps: Deps) -> ListRecords:
         "coverage": "" if found.covered is None else f"{found.covered:.6f}",
         "price_book_version": book.version if book is not None else "",
     }  # fmt: skip
-    crossed = view.pivoted(MOST_ACROSS_FILE)
+    crossed = view.pivoted(MOST_ACROSS_FILE, exact=True)
     if crossed is not None:
         return _crossed_records(view, crossed, currency, about)
     chosen = [name for name in COLUMNS if name in view.bar.shown]

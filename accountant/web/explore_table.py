@@ -17,7 +17,8 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from accountant.billing.usage_pricing import cost
+from accountant.billing.displayed_costs import displayed_costs
+from accountant.billing.usage_pricing import cost, cost_of
 from accountant.core.periods import days, hours, zone
 from accountant.ledger.protocols import Moment
 from accountant.ledger.usage import ACCOUNTS, HELD, OF_TIME, EarlierSpan, Where, coverage, usage_line
@@ -43,7 +44,7 @@ MEASURES_SHOWN: Final[tuple[Measure, ...]] = get_args(Measure)
 @dataclass(frozen=True, slots=True)
 class Row:
     """One group. cost, unheld_cost, billed_us, unpriced_us: as in `CostLine`; the costs are None too if nothing of the
-    group is billed."""
+    group is billed. amount, unheld_amount: what pages show for the costs (accountant.billing.displayed_amounts)."""
 
     key: Key
     line: UsageLine
@@ -51,22 +52,36 @@ class Row:
     billed_us: int
     unpriced_us: int
     unheld_cost: Decimal | None
+    amount: Decimal | None
+    unheld_amount: Decimal | None
 
     @property
     def held_cost(self) -> Decimal | None:
-        if self.cost is None or self.unheld_cost is None:
-            return None
-        return exact_sum([self.cost, self.unheld_cost.copy_negate()])
+        return _without(self.cost, self.unheld_cost)
+
+    @property
+    def held_amount(self) -> Decimal | None:
+        return _without(self.amount, self.unheld_amount)
+
+
+def _without(whole: Decimal | None, part: Decimal | None) -> Decimal | None:
+    return None if whole is None or part is None else exact_sum([whole, part.copy_negate()])
 
 
 @dataclass(frozen=True, slots=True)
 class FigureColumn:
-    """A column of figures. note: what it is, for who points at its head."""
+    """A column of figures. note: what it is, for who points at its head.
+
+    of: the exact figure. amount: what is shown for a cost."""
 
     title: str
     kind: Kind
     note: str
     of: Callable[[Row], Figure]
+    amount: Callable[[Row], Decimal | None] | None = None
+
+    def shown(self, row: Row) -> Figure:
+        return self.of(row) if self.amount is None else self.amount(row)
 
 
 def _rate(row: Row) -> Decimal | None:
@@ -98,10 +113,16 @@ FIGURES: Final[Mapping[str, FigureColumn]] = {
         lambda row: row.line.accounts_gpu_us.utilisation,
     ),
     "cost": FigureColumn(
-        "Cost", "money", "of all billed time, held or not; unknown if part of it has no price", lambda row: row.cost
+        "Cost", "money", "of all billed time, held or not; unknown if part of it has no price", lambda row: row.cost,
+        lambda row: row.amount,
     ),
-    "held_cost": FigureColumn("Cost, held", "money", "of time that somebody held", lambda row: row.held_cost),
-    "unheld_cost": FigureColumn("Cost, not held", "money", "of time that nobody held", lambda row: row.unheld_cost),
+    "held_cost": FigureColumn(
+        "Cost, held", "money", "of time that somebody held", lambda row: row.held_cost, lambda row: row.held_amount
+    ),
+    "unheld_cost": FigureColumn(
+        "Cost, not held", "money", "of time that nobody held", lambda row: row.unheld_cost,
+        lambda row: row.unheld_amount,
+    ),
     "unpriced": FigureColumn("Unpriced", "GPU-hours", "billed time without a price", lambda row: row.unpriced_us),
     "rate": FigureColumn("Cost an hour", "price", "cost of a billed GPU-hour", _rate),
     **{name: FigureColumn(one.title, one.kind, one.note, _measure(name)) for name, (_, one) in SHOWN.items()},
@@ -124,7 +145,7 @@ class Table:
 
     names: the names of the columns of `figures`, as in `Usage`; int64, shape (rows, names).
     costs, unheld_costs: the cost of each row, and the part of time that nobody held; None if unknown, or nothing is
-        billed.
+        billed. amounts, unheld_amounts: what pages show for them.
     billed_us, unpriced_us: of each row."""
 
     keys: Sequence[Key]
@@ -134,6 +155,8 @@ class Table:
     billed_us: Sequence[int]
     unpriced_us: Sequence[int]
     unheld_costs: Sequence[Decimal | None]
+    amounts: Sequence[Decimal | None]
+    unheld_amounts: Sequence[Decimal | None]
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -147,7 +170,8 @@ class Table:
     def row(self, at: int) -> Row:
         key = self.keys[at]
         line = usage_line({}, dict(zip(self.names, self.figures[at].tolist(), strict=True)))
-        return Row(key, line, self.costs[at], self.billed_us[at], self.unpriced_us[at], self.unheld_costs[at])
+        return Row(key, line, self.costs[at], self.billed_us[at], self.unpriced_us[at], self.unheld_costs[at],
+                   self.amounts[at], self.unheld_amounts[at])  # fmt: skip
 
     def total(self, at: Int64Array, *, metered: bool) -> Row:
         """The sum of these rows. metered: whether anything of the span is metered; otherwise its cost is unknown."""
@@ -156,12 +180,15 @@ class Table:
         high, low = ((half.sum(axis=0)).tolist() for half in (figures >> 32, figures & 0xFFFF_FFFF))
         sums = {name: (above << 32) + below for name, above, below in zip(self.names, high, low, strict=True)}
         billed = [one for one in called_off.each(at.tolist()) if self.billed_us[one]]
-        amount, unheld = (
+        cost, unheld_cost, amount, unheld_amount = (
             exact_sum([one for one in of if one is not None]) if metered and None not in of else None
-            for of in ([costs[one] for one in billed] for costs in (self.costs, self.unheld_costs))
+            for of in (
+                [costs[one] for one in billed]
+                for costs in (self.costs, self.unheld_costs, self.amounts, self.unheld_amounts)
+            )
         )
-        return Row((), usage_line({}, sums), amount, sum(self.billed_us[one] for one in billed),
-                   sum(self.unpriced_us[one] for one in billed), unheld)  # fmt: skip
+        return Row((), usage_line({}, sums), cost, sum(self.billed_us[one] for one in billed),
+                   sum(self.unpriced_us[one] for one in billed), unheld_cost, amount, unheld_amount)  # fmt: skip
 
     def values(self, column: str) -> list[Figure]:
         """A figure of every row."""
@@ -179,7 +206,8 @@ class Table:
         return Table(
             [self.keys[one] for one in at], self.names, self.figures[np.array(at, dtype=np.int64)],
             [self.costs[one] for one in at], [self.billed_us[one] for one in at], [self.unpriced_us[one] for one in at],
-            [self.unheld_costs[one] for one in at],
+            [self.unheld_costs[one] for one in at], [self.amounts[one] for one in at],
+            [self.unheld_amounts[one] for one in at],
         )  # fmt: skip
 
     def like(self, keys: Sequence[Key]) -> Table:
@@ -197,6 +225,8 @@ class Table:
             [0 if one is None else self.billed_us[one] for one in at],
             [0 if one is None else self.unpriced_us[one] for one in at],
             [Decimal(0) if one is None else self.unheld_costs[one] for one in at],
+            [Decimal(0) if one is None else self.amounts[one] for one in at],
+            [Decimal(0) if one is None else self.unheld_amounts[one] for one in at],
         )  # fmt: skip
 
 
@@ -269,16 +299,22 @@ class Question:
 def table_of(ledger: Moment, book: PriceBook | None, start_ms: int, end_ms: int, asked: Question) -> Table:
     """Usage and cost of a span by group."""
     usage = ledger.usage((start_ms, end_ms), asked.by, asked.where, asked.timezone)
-    priced = cost(ledger, book, start_ms, end_ms, asked.by, asked.where, asked.timezone)
+    displayed = displayed_costs(ledger, book, start_ms, end_ms, asked.by, asked.where, asked.timezone)
+    priced = cost_of(displayed.charges, book, start_ms, end_ms, asked.by)
     lines = {tuple(line.key.values()): line for line in priced.lines}
     keys = list(usage.row_keys())
     found = [lines.get(key) for key in keys]
+    none = Decimal(0)
     return Table(
         keys, usage.names, usage.figures,
         [None if line is None else line.cost for line in found],
         [0 if line is None else line.gpu_us for line in found],
         [0 if line is None else line.unpriced_gpu_us for line in found],
         [None if line is None else line.unheld_cost for line in found],
+        [None if line is None or line.cost is None else displayed.amounts.get(key, none)
+         for key, line in zip(keys, found, strict=True)],
+        [None if line is None or line.unheld_cost is None else displayed.unheld.get(key, none)
+         for key, line in zip(keys, found, strict=True)],
     )  # fmt: skip
 
 
@@ -483,17 +519,25 @@ class Pivot:
 
 
 def pivot(
-    table: Table, at: Int64Array, place: int, measure: Measure, most: int, *, in_order: bool, by_sum: Direction | None
+    table: Table,
+    at: Int64Array,
+    place: int,
+    measure: Measure,
+    most: int,
+    *,
+    in_order: bool,
+    by_sum: Direction | None,
+    exact: bool,
 ) -> Pivot:
     """Puts the values of one dimension side by side.
 
     at: the rows, in the order in which their groups are shown.
     place: the index of the dimension in the keys.
     most: columns at most; in_order: the last names in their order, as for time, instead of the largest first.
-    by_sum: sort the rows by their sum, unknown ones last."""
-    values: list[Figure] = (
-        list(table.costs) if measure == "cost" else list(_column(table.names, table.figures, measure))
-    )
+    by_sum: sort the rows by their sum, unknown ones last.
+    exact: costs instead of the amounts that pages show for them."""
+    costs = table.costs if exact else table.amounts
+    values: list[Figure] = list(costs) if measure == "cost" else list(_column(table.names, table.figures, measure))
     there = [one for one in at.tolist() if measure != "cost" or table.billed_us[one]]
     sums: dict[str, list[Figure]] = {}
     for one in called_off.each(there):

@@ -21,8 +21,9 @@ from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.query_parameters import NamedDimension, Params, QuerySpan, check_cost, invalid
 from accountant.billing.budget_forecast import states
 from accountant.billing.charge import ALLOCATED
+from accountant.billing.displayed_costs import displayed_costs
 from accountant.billing.queue_waits import WaitRow, queue_waits
-from accountant.billing.usage_pricing import charges, cost
+from accountant.billing.usage_pricing import charges
 from accountant.core import periods
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import Month
@@ -65,8 +66,8 @@ class GroupDay:
     """A local day. unknown: the unmetered part of the value's GPUs' time, or, if it has none of its own, of all GPUs'
     time; 1 if nothing is known of it.
 
-    cost: None if some of the time has no price. before: the same day of the month before; None if nothing is known of
-    it, or it has no such day. entitled: the queues' deserved GPU-hours."""
+    cost: as pages show it; None if some of the time has no price. before: the same day of the month before; None if
+    nothing is known of it, or it has no such day. entitled: the queues' deserved GPU-hours."""
 
     name: str
     unknown: float
@@ -293,8 +294,8 @@ def _days(
     known: list[dict[str, float]] = []
     for begin, end in (asked.span, asked.month.previous.span(tz)):
         costs.append({
-            line.key["day"][-2:]: line.cost
-            for line in cost(moment, book, begin, end, ("day",), where, timezone).lines
+            day[-2:]: amount
+            for (day,), amount in displayed_costs(moment, book, begin, end, ("day",), where, timezone).known.items()
         })  # fmt: skip
         helds.append({
             line.key["day"][-2:]: line.accounts_gpu_us

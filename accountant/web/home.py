@@ -11,7 +11,7 @@ from typing import Final
 from xml.etree import ElementTree as ET
 
 from accountant.billing.budget_forecast import states
-from accountant.billing.usage_pricing import cost
+from accountant.billing.displayed_costs import displayed_costs
 from accountant.core import periods
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import Month
@@ -144,24 +144,23 @@ def figures(ledger: Moment, book: PriceBook | None, at_ms: int, now: Span, timez
 
 
 def _costs(ledger: Moment, book: PriceBook, span: Span, timezone: str) -> tuple[DayCost, ...]:
-    """The cost of what teams held on each day from the first record to the newest, as GET /v1/cost gives it by day and
-    team."""
+    """The cost of what teams held on each day from the first record to the newest, in the amounts that pages show."""
     tz = periods.zone(timezone)
     of_day: dict[str, Decimal | None] = {}
-    for line in cost(ledger, book, *span, ("day", "team"), None, timezone).lines:
-        if line.key["team"] != IDLE:
-            so_far = of_day.get(line.key["day"], Decimal(0))
-            of_day[line.key["day"]] = None if so_far is None or line.cost is None else exact_sum([so_far, line.cost])
+    for (day, team), amount in displayed_costs(ledger, book, *span, ("day", "team"), None, timezone).known.items():
+        if team != IDLE:
+            so_far = of_day.get(day, Decimal(0))
+            of_day[day] = None if so_far is None or amount is None else exact_sum([so_far, amount])
     by_day = ledger.usage(span, ("day",), None, timezone).lines()
     known = {line.key["day"] for line in by_day if line.accounts_gpu_us.is_known}
     first_ms, newest_ms = ledger.status().extent
     return tuple(
         DayCost(
-            day,
-            of_day.get(day.isoformat(), Decimal(0)) if day.isoformat() in known else None,
-            end < periods.day_span(day, tz)[1],
+            date,
+            of_day.get(date.isoformat(), Decimal(0)) if date.isoformat() in known else None,
+            end < periods.day_span(date, tz)[1],
         )
-        for day, begin, end in periods.days(*span, tz)
+        for date, begin, end in periods.days(*span, tz)
         if end > first_ms and begin < newest_ms
     )
 

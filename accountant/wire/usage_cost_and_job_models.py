@@ -199,6 +199,7 @@ class BudgetState(Model):
     """A budget of the policy in force, and the part of it that the month has used up to as_of_ms.
 
     gpu_model: the GPU model whose limit within a budget this is; "" for the whole budget.
+    spent_amount: what pages show for `spent` of a budget in money: rounded together with the month's other amounts.
     spent and ratio: None if unknown, because some of the time has no price or nothing of the month is metered.
     threshold: the highest threshold reached; None: none.
     forecast: for the whole month at the rate of its days so far, with the bounds of the middle 80 %; None after too few
@@ -216,6 +217,7 @@ class BudgetState(Model):
     unit: str
     limit: Decimal
     spent: Decimal | None
+    spent_amount: Decimal | None = None
     ratio: float | None
     threshold: float | None
     forecast: float | None
@@ -225,6 +227,11 @@ class BudgetState(Model):
     exhausted_earliest_ms: int | None = None
     exhausted_latest_ms: int | None = None
     as_of_ms: int
+
+    @property
+    def shown(self) -> Decimal | None:
+        """What is shown to people as spent."""
+        return self.spent if self.spent_amount is None else self.spent_amount
 
 
 class QueueGuarantee(Model):

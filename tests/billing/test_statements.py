@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from accountant.billing.charge_table import Groups
 from accountant.billing.cost_allocation import billed_tables, statement
+from accountant.billing.displayed_amounts import minor_units, nano_hours
 from accountant.billing.statement_breakdown import (
     DIMENSIONS,
     LATE,
@@ -23,8 +24,6 @@ from accountant.billing.statement_breakdown import (
     LineFilter,
     accounts_named,
     itemise,
-    minor_units,
-    nano_hours,
     total,
 )
 from accountant.billing.statements import SCHEMA, build, canonical, for_teams, from_canonical, payable_lines

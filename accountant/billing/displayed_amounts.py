@@ -1,0 +1,198 @@
+"""Rounds exact costs to the amounts that pages show, in one way for all of them.
+
+The total of a span is rounded once, and then only divided, each time by largest remainder: among the teams, a team's
+amount among its kinds of time (`Kind`), and that of a kind among what a table has rows for: details of idle time, jobs,
+days, the values of a filter. Therefore
+
+- the rows of a table add up to its total, to the minor unit of the currency;
+- what consists of whole kinds (all, a team, an account, a GPU model, a capacity type) has one amount for a span, in
+  every table, which is the sum of its statement lines;
+- what a filter takes has the amount that its group has in a table by that dimension alone, if it has no other filter.
+
+APIs and files for programs have exact costs and are not rounded here."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from decimal import Decimal
+from typing import Final, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+
+from accountant.billing.charge import LINE_ACCOUNTS, Account, Charge, PricedTime, quantify
+from accountant.ledger.usage import Int64Array
+from gputally.base import called_off
+from gputally.base.apportionment import apportion
+from gputally.base.money import HOUR_PLACES, Money, exact_sum, minor_places, payable, plain
+from gputally.base.units import US_PER_HOUR
+
+K = TypeVar("K", bound=Hashable)
+_FITS: Final = 2**62
+_NANO, _US = 5, 18
+"""A billionth of an hour is 18/5 µs."""
+assert _US * 10**HOUR_PLACES == _NANO * US_PER_HOUR
+
+
+def nano_hours(total: int, gpu_us: Int64Array) -> Int64Array:
+    """Return `total` billionths of an hour divided in proportion to GPU-µs, as `apportionment.apportion` does.
+
+    The total differs from the exact sum by rounding only. Each part therefore differs little from its own hours, and
+    the intermediate products stay small."""
+    whole = int(gpu_us.sum())
+    off = _US * total - _NANO * whole
+    if not whole or abs(off) > _US or whole * (_US + abs(off)) >= _FITS or int(gpu_us.max()) >= _FITS // _NANO:
+        return np.array(apportion(total, gpu_us.tolist()), dtype=np.int64)
+    # total × w / whole = (5 × whole + off) × w / (18 × whole)
+    units, rest = np.divmod(_NANO * gpu_us, _US)
+    more, left = np.divmod(rest * whole + off * gpu_us, _US * whole)
+    parts: Int64Array = units + more
+    return _with_missing(parts, left, total - int(parts.sum()))
+
+
+def minor_units(price: Decimal, nano: Int64Array, total: int, places: int) -> Int64Array:
+    """The cost of each quantity, as integers that add up to `total`.
+
+    nano: the quantities, in billionths of a GPU-hour.
+    places: decimals of the unit of the costs and of `total`, 2 for cents.
+
+    The result equals that of `gputally.base.money.payable`. Raises ValueError for a total that no rounding of the parts
+    gives."""
+    exponent = int(price.as_tuple().exponent)
+    scale = max(0, HOUR_PLACES - exponent - places)
+    per_nano = int(price.scaleb(scale + places - HOUR_PLACES))
+    most = int(np.abs(nano).max(initial=0))
+    fits = abs(per_nano) * most < _FITS and 10**scale < _FITS
+    exact = (nano if fits else nano.astype(object)) * per_nano
+    parts, left = exact // 10**scale, exact % 10**scale
+    missing = total - int(parts.sum())
+    if not 0 <= missing <= len(parts):
+        hours, amount = plain(Decimal(int(nano.sum())).scaleb(-HOUR_PLACES)), plain(Decimal(total).scaleb(-places))
+        raise ValueError(f"the costs of {hours} GPU-hours at {plain(price)} cannot be rounded to add up to {amount}")
+    return _with_missing(parts.astype(np.int64), left, missing)
+
+
+def _with_missing(parts: Int64Array, left: Int64Array, missing: int) -> Int64Array:
+    """Adds one to each of the `missing` parts with the largest remainders, which are in `left`. Of equal remainders the
+    earlier part comes first."""
+    if missing:
+        parts[np.argsort(-left, kind="stable")[:missing]] += 1
+    return parts
+
+
+KindKey: TypeAlias = tuple[str, int, str, str, str]
+"""A kind of time: team, account (index in LINE_ACCOUNTS), GPU model, capacity type, id of the price row or ""."""
+
+
+class Part(NamedTuple):
+    """The amount of a part of a kind of time."""
+
+    kind: KindKey
+    key: tuple[str, ...]
+    amount: Decimal
+
+    @property
+    def team(self) -> str:
+        return self.kind[0]
+
+    @property
+    def account(self) -> Account:
+        return LINE_ACCOUNTS[self.kind[1]]
+
+    @property
+    def gpu_model(self) -> str:
+        return self.kind[2]
+
+
+def kind_of(team: str, charge: Charge) -> KindKey:
+    """The kind of a charge that this team pays."""
+    place, row = charge.place, charge.row.id if charge.billed and charge.row else ""
+    return team, LINE_ACCOUNTS.index(charge.account), place.gpu_model, place.capacity_type, row
+
+
+def kinds(billed: Iterable[Charge]) -> dict[KindKey, PricedTime]:
+    """The time and cost of every kind, in order. billed: all charges of a span, the team first in their keys."""
+    return {
+        kind: part for kind, (part,) in quantify((kind_of(charge.key[0], charge), charge) for charge in billed).items()
+    }
+
+
+def of_teams(costs: Mapping[KindKey, Decimal | None], currency: str) -> dict[str, Decimal]:
+    """The payable amount of each team: that of all teams, rounded once and divided among them. Kinds without a price
+    are in none."""
+    owed: dict[str, Decimal] = {}
+    for kind, cost in costs.items():
+        if cost is not None:
+            owed[kind[0]] = exact_sum([owed.get(kind[0], Decimal(0)), cost])
+    return {team: money.amount for team, money in payable(_money(owed, currency), currency).items()}
+
+
+def of_kinds(
+    costs: Mapping[KindKey, Decimal | None], currency: str, teams: Mapping[str, Decimal]
+) -> dict[KindKey, Decimal]:
+    """The amounts of teams, divided among their kinds of time with a price. teams: as `of_teams` gives them."""
+    of_team: dict[str, dict[KindKey, Decimal]] = defaultdict(dict)
+    for kind, cost in costs.items():
+        if cost is not None:
+            of_team[kind[0]][kind] = cost
+    return {kind: amount for team, own in of_team.items() for kind, amount in divided(own, currency, teams[team])}
+
+
+def divided(costs: Mapping[K, Decimal], currency: str, total: Decimal) -> Iterator[tuple[K, Decimal]]:
+    """An amount divided among parts with these exact costs."""
+    for key, money in payable(_money(costs, currency), currency, Money(total, currency)).items():
+        yield key, money.amount
+
+
+def _money(costs: Mapping[K, Decimal], currency: str) -> dict[K, Money]:
+    return {key: Money(cost, currency) for key, cost in costs.items()}
+
+
+def parts(whole: Iterable[Charge], divisions: Iterable[Charge], width: int, currency: str) -> list[Part]:
+    """The amounts of the parts of kinds of time, without those that have no price.
+
+    whole: all charges of a span; their keys are the team and the values that a filter is about.
+    divisions: those of them that the filter takes, divided further: their keys begin like those of `whole`.
+    width: number of values in a key of `whole`; the rest of a key of `divisions` is the key of its part."""
+    filtered: dict[KindKey, dict[tuple[str, ...], int]] = defaultdict(lambda: defaultdict(int))
+    wanted: dict[KindKey, dict[tuple[str, ...], dict[tuple[str, ...], int]]] = defaultdict(
+        lambda: defaultdict(lambda: defaultdict(int))
+    )
+    whole = list(whole)
+    for charge in called_off.each(whole):
+        filtered[kind_of(charge.key[0], charge)][charge.key[1:width]] += charge.gpu_us
+    for charge in called_off.each(divisions):
+        wanted[kind_of(charge.key[0], charge)][charge.key[1:width]][charge.key[width:]] += charge.gpu_us
+    times = kinds(whole)
+    costs = {kind: part.cost for kind, part in times.items() if part.billed}
+    amounts = of_kinds(costs, currency, of_teams(costs, currency))
+    places = minor_places(currency)
+    found = []
+    for kind, of_filter in called_off.each(wanted.items()):
+        if kind not in amounts:
+            continue
+        price = times[kind].unit_price or Decimal(0)
+        whole_part = _Units(int(times[kind].gpu_hours.scaleb(HOUR_PLACES)), int(amounts[kind].scaleb(places)))
+        for value, units in whole_part.among(filtered[kind], price, places):
+            for key, (_, cents) in units.among(of_filter.get(value, {}), price, places):
+                found.append(Part(kind, key, Decimal(cents).scaleb(-places)))
+    return found
+
+
+class _Units(NamedTuple):
+    """Time and amount of a part: billionths of a GPU-hour, and minor units of the currency."""
+
+    nano: int
+    cents: int
+
+    def among(
+        self, gpu_us: Mapping[tuple[str, ...], int], price: Decimal, places: int
+    ) -> Iterator[tuple[tuple[str, ...], _Units]]:
+        """Divided in proportion to time."""
+        if len(gpu_us) == 1:
+            yield next(iter(gpu_us)), self
+        elif gpu_us:
+            keys = sorted(gpu_us)
+            nano = nano_hours(self.nano, np.array([gpu_us[key] for key in keys], dtype=np.int64))
+            cents = minor_units(price, nano, self.cents, places)
+            yield from zip(keys, map(_Units, nano.tolist(), cents.tolist()), strict=True)

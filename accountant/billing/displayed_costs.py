@@ -1,0 +1,70 @@
+"""The charges of a span by group, with the amounts that pages show for them (accountant.billing.displayed_amounts)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Final
+
+from accountant.billing.charge import Charge, add_by_key
+from accountant.billing.displayed_amounts import parts
+from accountant.billing.usage_pricing import charges
+from accountant.ledger.protocols import Moment
+from accountant.ledger.usage import Where
+from accountant.prices.price_book import PriceBook
+from accountant.wire.usage_cost_and_job_models import Dimension
+from gputally.base import called_off
+from gputally.base.money import exact_sum
+
+OF_KINDS: Final[frozenset[Dimension]] = frozenset({"team", "gpu_model", "capacity_type"})
+"""The dimensions whose values consist of whole kinds of time."""
+
+
+@dataclass(frozen=True, slots=True)
+class DisplayedCosts:
+    """The charges of a span by group, and by key of a group its amount and the part of it for time that nobody held.
+    A group without an amount has none of its time priced."""
+
+    charges: Sequence[Charge]
+    amounts: Mapping[tuple[str, ...], Decimal]
+    unheld: Mapping[tuple[str, ...], Decimal]
+
+    @property
+    def known(self) -> dict[tuple[str, ...], Decimal | None]:
+        """The amount of each group; None if some of its time has no price."""
+        unpriced = {charge.key for charge in self.charges if charge.unpriced}
+        keys = dict.fromkeys(charge.key for charge in self.charges if charge.billed)
+        return {key: None if key in unpriced else self.amounts.get(key, Decimal(0)) for key in keys}
+
+
+def displayed_costs(
+    ledger: Moment,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    by: Sequence[Dimension],
+    where: Where | None = None,
+    timezone: str = "UTC",
+) -> DisplayedCosts:
+    """The charges of [start_ms, end_ms) by group, as `usage_pricing.charges` gives them, with the amounts to show."""
+    where = where or {}
+    if book is None:
+        return DisplayedCosts(charges(ledger, book, start_ms, end_ms, by, where, timezone), {}, {})
+    values: list[Dimension] = [name for name in where if name not in OF_KINDS]
+    finest: tuple[Dimension, ...] = tuple(dict.fromkeys((*by, *values, "team")))
+    several = charges(ledger, book, start_ms, end_ms, finest, where, timezone)
+    at = [finest.index(name) for name in ("team", *values, *by)]
+    divisions = [replace(charge, key=tuple([charge.key[one] for one in at])) for charge in called_off.each(several)]
+    whole = charges(ledger, book, start_ms, end_ms, ("team", *values), None, timezone) if where else divisions
+    amounts: dict[tuple[str, ...], list[Decimal]] = defaultdict(list)
+    unheld: dict[tuple[str, ...], list[Decimal]] = defaultdict(list)
+    for part in parts(whole, divisions, 1 + len(values), book.currency):
+        amounts[part.key].append(part.amount)
+        unheld[part.key] += [part.amount] if part.account == "unallocated" else []
+    return DisplayedCosts(
+        add_by_key((charge.key[: len(by)], charge) for charge in several),
+        {key: exact_sum(found) for key, found in amounts.items()},
+        {key: exact_sum(found) for key, found in unheld.items()},
+    )

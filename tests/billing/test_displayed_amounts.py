@@ -1,0 +1,174 @@
+"""Amounts that pages show: rows add up to their total, and what is one thing has one amount everywhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from decimal import Decimal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accountant.billing.budget_forecast import states
+from accountant.billing.cost_allocation import statement
+from accountant.billing.displayed_costs import displayed_costs
+from accountant.billing.statements import payable_lines
+from accountant.core.periods import zone
+from accountant.reports.report_builder import build
+from accountant.web import explore_table
+from accountant.web.explore_table import Question, pivot, table_of
+from accountant.wire.policy_models import IDLE, Policy
+from gputally.base.money import exact_sum
+from tests.billing.usage_rows import HOUR_MS, OCT, at, held, price_book, unheld
+from tests.fakes.list_ledger import ListLedger, Row
+from tests.hypothesis_examples import examples
+
+MODELS = ("NVIDIA H100 80GB HBM3", "Tesla T4", "NVIDIA L40S")
+TEAMS = ("audio", "nlp", "vision")
+BOOK = price_book(
+    "id: h100, model: H100, price: '2.133', valid_from: 2026-01-01, valid_to: 2026-10-02\n"
+    "id: h100-new, model: H100, price: '1.9999', valid_from: 2026-10-02\n"
+    "id: t4, model: T4, price: '0.35001', valid_from: 2026-01-01\n"
+    "id: l40s, model: L40S, capacity_type: on-demand, price: '0.005', valid_from: 2026-01-01\n"
+    "id: spot, model: L40S, capacity_type: spot, price: '0.077', valid_from: 2026-01-01"
+)
+POLICY = Policy.model_validate({
+    "schema": 1,
+    "queues": [{"name": "root"}, *({"name": name, "parent": "root", "team": name} for name in TEAMS)],
+    "budgets": [
+        {"name": "all", "queue": "root", "limit": 10_000, "currency": "USD"},
+        *({"name": name, "team": name, "limit": 1_000, "currency": "USD"} for name in TEAMS),
+        {"name": "of a queue", "queue": "nlp", "limit": 1_000, "currency": "USD"},
+    ],
+})  # fmt: skip
+SPAN = at("2026-10-01"), at("2026-10-04")
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> list[Row]:
+    """Up to 40 spans of GPUs, some of which nobody holds; lengths that no cent divides."""
+    found = []
+    for number in range(draw(st.integers(1, 40))):
+        start = SPAN[0] + draw(st.integers(0, 70 * HOUR_MS))
+        end = min(SPAN[1], start + draw(st.integers(1, 5 * HOUR_MS)))
+        model, team = draw(st.sampled_from(MODELS)), draw(st.sampled_from((*TEAMS, IDLE)))
+        kind = {"gpu_model": model, "capacity_type": draw(st.sampled_from(("on-demand", "spot"))),
+                "gpu": f"GPU-{number}", "node": f"node-{number % 3}"}  # fmt: skip
+        if team == IDLE:
+            found.append(unheld(start, end, **kind))
+            continue
+        user = draw(st.sampled_from(("ann", "bo", "cy", "")))
+        busy = draw(st.sampled_from((0.0, 0.37, 1.0, None)))
+        names = {"team": team, "queue": team, "namespace": team, "user": user, "job": f"Job/{number % 7}"}
+        found.append(held(start, end, busy=busy, **names, **kind))
+    return found
+
+
+def amounts_of(ledger: ListLedger, *by: str, **where: str) -> dict[tuple[str, ...], Decimal | None]:
+    filters = {name: (value,) for name, value in where.items()}
+    table = table_of(ledger, BOOK, *SPAN, Question(by, filters, "UTC", "cost", "day"))  # type: ignore[arg-type]
+    return {key: amount for key, amount in zip(table.keys, table.amounts, strict=True) if amount is not None}
+
+
+GROUPINGS = [
+    (), ("team",), ("gpu_model",), ("user",), ("job", "namespace"), ("team", "day"), ("node", "user"),
+    ("queue", "hour"),
+]  # fmt: skip
+
+
+@settings(max_examples=examples(25, 400), deadline=None)
+@given(rows())
+def test_rows_add_up_to_the_statement_whatever_they_are_of(spans: list[Row]) -> None:
+    ledger = ListLedger(spans)
+    stated = statement(ledger, BOOK, *SPAN)
+    assert stated.payable_total is not None
+    for by in GROUPINGS:
+        found = amounts_of(ledger, *by)
+        assert exact_sum(found.values()) == stated.payable_total, by  # type: ignore[type-var]
+        unheld_amounts = displayed_costs(ledger, BOOK, *SPAN, by).unheld.values()  # type: ignore[arg-type]
+        assert exact_sum(unheld_amounts) == stated.payable.get(IDLE, 0), by
+
+
+@settings(max_examples=examples(25, 400), deadline=None)
+@given(rows())
+def test_one_thing_has_one_amount_on_month_explore_team_page_and_budget(spans: list[Row]) -> None:
+    ledger = ListLedger(spans)
+    ledger.put_policy(POLICY, SPAN[0] - 1)
+    report = build(ledger, BOOK, *SPAN)
+    by_team = {row.team: row.figures.cost for row in report.teams}
+    explored = {key: amount for (key,), amount in amounts_of(ledger, "team").items()}
+    assert by_team == {team: amount for team, amount in explored.items() if team in by_team}
+    by_kind = {(row.gpu_model, row.capacity_type): row.figures.cost for row in report.kinds}
+    assert by_kind == amounts_of(ledger, "gpu_model", "capacity_type")
+    by_model = Counter[str]()
+    for (model, _), cost in by_kind.items():
+        by_model[model] += cost  # type: ignore[assignment]
+    assert dict(by_model) == {model: amount for (model,), amount in amounts_of(ledger, "gpu_model").items()}
+    for team in by_team:
+        of_team = build(ledger, BOOK, *SPAN, team=team)
+        assert of_team.headline.cost == by_team[team] == exact_sum(amounts_of(ledger, team=team).values())  # type: ignore[type-var]
+        assert {row.team: row.figures.cost for row in of_team.teams} == {team: by_team[team]}
+        for (_, model), amount in amounts_of(ledger, "team", "gpu_model", team=team).items():
+            assert amount == exact_sum(row.figures.cost for row in of_team.kinds if row.gpu_model == model)
+    spent = {one.name: one.spent_amount for one in states(ledger, BOOK, POLICY, OCT, SPAN[1], "UTC")}
+    assert {team: spent[team] for team in by_team} == by_team
+    assert spent["of a queue"] == spent["nlp"]
+    assert spent["all"] == exact_sum(by_team.values())
+    if report.outlook is not None:
+        assert report.outlook.amount == spent["all"]
+
+
+@settings(max_examples=examples(25, 400), deadline=None)
+@given(rows())
+def test_a_filter_takes_the_amount_that_its_group_has_without_it(spans: list[Row]) -> None:
+    ledger = ListLedger(spans)
+    for (user,), amount in amounts_of(ledger, "user").items():
+        for by in ((), ("job",), ("team", "day")):
+            assert exact_sum(amounts_of(ledger, *by, user=user).values()) == amount  # type: ignore[type-var]
+
+
+@settings(max_examples=examples(25, 400), deadline=None)
+@given(rows())
+def test_a_users_row_on_the_month_is_that_of_explore(spans: list[Row]) -> None:
+    ledger = ListLedger(spans)
+    explored = displayed_costs(ledger, BOOK, *SPAN, ("user",))
+    for row in build(ledger, BOOK, *SPAN).users:
+        assert row.shown is not None
+        held_amount = explored.amounts[(row.user,)] - explored.unheld.get((row.user,), Decimal(0))
+        assert row.shown.cost == held_amount
+
+
+@settings(max_examples=examples(25, 400), deadline=None)
+@given(rows())
+def test_a_table_side_by_side_adds_up_in_both_directions(spans: list[Row]) -> None:
+    ledger = ListLedger(spans)
+    asked = Question(("user", "gpu_model"), {}, "UTC", "cost", "day")
+    table = table_of(ledger, BOOK, *SPAN, asked)
+    at_all = explore_table.np.arange(len(table))
+    crossed = pivot(table, at_all, 1, "cost", 13, in_order=False, by_sum=None, exact=False)
+    for _, cells, whole in crossed.rows:
+        assert exact_sum(cells.values()) == whole  # type: ignore[arg-type]
+    assert exact_sum(whole for _, _, whole in crossed.rows) == crossed.sums[-1]  # type: ignore[misc]
+    assert exact_sum(crossed.sums[:-1]) == crossed.sums[-1]  # type: ignore[arg-type]
+    assert crossed.sums[-1] == table.total(at_all, metered=True).amount
+
+
+def test_details_of_idle_time_change_no_other_amount() -> None:
+    """The statement divides idle time by what it waited for, and Explore does not."""
+    whole = [held("2026-10-01", "2026-10-01T07:00:00.007", busy=0.31, team=team, queue=team) for team in TEAMS]
+    started = [Row(one.start_ms, one.end_ms, one.accounts, one.names, starting=one.accounts.allocated_idle // 3)
+               for one in whole]  # fmt: skip
+    by_account = [Counter[tuple[str, str]](), Counter[tuple[str, str]]()]
+    for found, spans in zip(by_account, (whole, started), strict=True):
+        for line, (_, _, amount) in payable_lines(statement(ListLedger(spans), BOOK, *SPAN)):
+            found[line.team, line.account] += amount  # type: ignore[assignment,operator]
+    assert by_account[0] == by_account[1]
+    assert amounts_of(ListLedger(whole), "team") == amounts_of(ListLedger(started), "team")
+
+
+@pytest.mark.parametrize("by", GROUPINGS)
+def test_without_a_price_book_there_are_no_amounts(by: tuple[str, ...]) -> None:
+    span = OCT.span(zone("UTC"))
+    found = displayed_costs(ListLedger([held(*span)]), None, *span, by)  # type: ignore[arg-type]
+    assert not found.amounts
+    assert not any(found.known.values())
