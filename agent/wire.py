@@ -41,6 +41,8 @@ LabelValue = Annotated[str, msgspec.Meta(max_length=4_096)]
 Labels = Annotated[dict[LabelKey, LabelValue], msgspec.Meta(max_length=256)]
 """These limits are wider than those of Kubernetes for one name, one value and the labels of one pod."""
 GapReason = Annotated[str, msgspec.Meta(max_length=4_096)]
+ShortText = Annotated[str, msgspec.Meta(max_length=4_096)]
+"""A text that the accountant cuts and makes printable, so that no text of a report refuses a batch."""
 
 
 class Slice(msgspec.Struct, frozen=True, omit_defaults=False, gc=False):
@@ -165,6 +167,14 @@ class Skipped(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
+class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent says of itself, beside its records. The newest report of a node counts.
+
+    version: the agent's release, such as `0.1.0`; "" if it does not say."""
+
+    version: ShortText = ""
+
+
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """The body of POST /v1/usage. The sequence numbers of its intervals, facts and skipped numbers run from `first_seq`
     without a hole. A set (the rows of one GPU with the same span) is never split over two batches. A batch without
@@ -173,7 +183,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: id of the node's boot; "" if the node does not report it.
     epoch: id of the outbox, a UUIDv7, so that epochs sort by creation.
     oldest_seq: the oldest number that the outbox still contains.
-    sent_ms: time of the node's clock when the batch is sent; None if the node does not report it."""
+    sent_ms: time of the node's clock when the batch is sent; None if the node does not report it.
+    agent: None if the agent says nothing of itself."""
 
     schema: int = SCHEMA
     cluster: Name
@@ -186,6 +197,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     facts: tuple[PodFacts, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     sent_ms: int | None = None
+    agent: AgentReport | None = None
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True):

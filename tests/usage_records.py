@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from accountant.composition import Service
 from accountant.core.settings import Settings
-from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from agent.wire import AgentReport, Batch, Holder, PodFacts, UsageInterval
 from gputally.base.clock import VirtualClock
 from gputally.server.https_server import serve
 
@@ -56,13 +56,14 @@ def batch(
     node: str = "n",
     epoch: str = "e",
     first_seq: int = 1,
+    agent: AgentReport | None = None,
 ) -> Batch:
     """Build a batch of an outbox that still has all its records: facts, then rows, numbered in this order."""
     numbered = [replace(record, seq=seq) for seq, record in enumerate((*facts, *rows), first_seq)]
     return Batch(
         cluster=cluster, node=node, boot_id="b", epoch=epoch, first_seq=first_seq, oldest_seq=1,
         intervals=tuple(record for record in numbered if isinstance(record, UsageInterval)),
-        facts=tuple(record for record in numbered if isinstance(record, PodFacts)),
+        facts=tuple(record for record in numbered if isinstance(record, PodFacts)), agent=agent,
     )  # fmt: skip
 
 

@@ -77,7 +77,8 @@ def list_nodes(params: Annotated[NodesParams, Query()], deps: AppDeps, principal
             NodeLine(
                 cluster=node.cluster, node=node.name, pool=node.pool, capacity_type=node.capacity_type,
                 gpu_models=node.models, gpus=node.gpus, newest_ms=node.newest_ms, silent=node.is_silent(page.at_ms),
-                down=node.down, accounts_gpu_us=node.accounts,
+                down=node.down, agent_version=node.agent_version, agent_older=node.has_older_agent,
+                accounts_gpu_us=node.accounts,
                 before_gpu_us=node.before,
             )
             for node in nodes

@@ -32,6 +32,8 @@ from accountant.wire.usage_cost_and_job_models import (
     JobAnswer,
     JobsAnswer,
     JobSort,
+    NodesAnswer,
+    NodeSort,
     UsageAnswer,
 )
 from gputally.base.accountant_connection import Unanswered
@@ -46,6 +48,7 @@ MOST_ROWS: Final = 100
 _LONGEST = 300
 """Characters of a text in an answer."""
 _DEEPEST = 6
+_OF_NODE = {"cluster", "node", "pool", "gpu_models", "gpus", "silent", "agent_version", "agent_older"}
 _OF_STATEMENT = ("status", "cost", "due", "due_total", "not_billed", "price_book_version")
 _FORBIDDEN = 403
 
@@ -138,6 +141,33 @@ def jobs(
         accountant, f"GPU-hours; {found.currency or 'no price book'}", found, rows, "/v1/jobs", query,
         jobs=found.count, gpu_hours=_hours(found.total_gpu_us), total_cost=_money(found.total_cost),
     )  # fmt: skip
+
+
+def nodes(
+    accountant: AccountantClient,
+    start: Start = "1d",
+    end: End = None,
+    search: Annotated[str, Field(max_length=253, description="Only nodes with this text in CLUSTER/NODE.")] = "",
+    sort: NodeSort = "name",
+    limit: Limit = 20,
+    page: Page = None,
+) -> dict[str, Any]:
+    """Nodes: until when each has reported (`silent`: too long ago to describe the present), why it is down, the release
+    of its agent (null: unknown) and whether that is older than the accountant, and its GPU-hours by account. Needs a
+    token that may see all teams."""
+    query = {
+        "start": start, "end": end, "search": search or None, "sort": sort, "limit": str(limit), "page": page,
+    }  # fmt: skip
+    found = accountant.ask(NodesAnswer, "/v1/nodes", query)
+    rows = [
+        {**line.model_dump(mode="json", include=_OF_NODE),
+         "newest_record": None if line.newest_ms is None else utc(line.newest_ms),
+         **{name: _hours(amount) for name, amount in line.accounts_gpu_us.model_dump().items()}}
+        | {"down": line.down, "down_gpu_hours": _hours(line.accounts_gpu_us.down),
+           "link": f"{accountant.public_url}/node/{quote(line.cluster, safe='')}/{quote(line.node, safe='')}"}
+        for line in found.lines
+    ]  # fmt: skip
+    return _page(accountant, "GPU-hours", found, rows, "/v1/nodes", query, nodes=found.count)
 
 
 def holds(
@@ -409,8 +439,8 @@ def provider_invoice(
 TOOLS: Final = tuple(
     AssistantTool(tool.__name__, tool)
     for tool in (
-        usage, cost, jobs, attempts, holds, explain_statement, explain_weight, why_waiting, months, changes, budgets,
-        guarantees, provider_invoice,
+        usage, cost, jobs, attempts, nodes, holds, explain_statement, explain_weight, why_waiting, months, changes,
+        budgets, guarantees, provider_invoice,
     )
 )  # fmt: skip
 
@@ -467,7 +497,7 @@ def from_offset(rows: Sequence[R], offset: int, limit: int) -> tuple[Sequence[R]
 def _page(
     accountant: AccountantClient,
     unit: str,
-    found: UsageAnswer | CostAnswer | JobsAnswer,
+    found: UsageAnswer | CostAnswer | JobsAnswer | NodesAnswer,
     rows: Iterable[Mapping[str, Any]],
     path: str,
     query: Mapping[str, str | None],

@@ -61,6 +61,11 @@ COLUMNS: Final[Mapping[NodeOrder, NodeTableColumn]] = {
         lambda node, zone: NOTHING if node.newest_ms is None else instant(node.newest_ms, zone),
         ("newest_record", lambda node: "" if node.newest_ms is None else utc(node.newest_ms)),
     ),
+    "agent": NodeTableColumn(
+        "agent",
+        lambda node, _: "unknown" if node.agent_version is None else node.agent_version,
+        ("agent_version", lambda node: for_cell(node.agent_version or "")),
+    ),
     "capacity": _of("capacity", "capacity_gpu_hours", "total"),
     "held": _of("held", "held_gpu_hours", "allocated"),
     "busy": _of("busy", "busy_gpu_hours", "busy"),
@@ -77,10 +82,19 @@ COLUMNS: Final[Mapping[NodeOrder, NodeTableColumn]] = {
 }
 """The columns beside the node, by the names of the API's orders."""
 _USUAL: Final[tuple[NodeOrder, ...]] = (
-    "gpus", "capacity", "held", "busy", "utilisation", "idle", "unallocated", "unmetered", "down"
+    "gpus", "agent", "capacity", "held", "busy", "utilisation", "idle", "unallocated", "unmetered", "down"
 )  # fmt: skip
-_MAY_DROP: Final[tuple[NodeOrder, ...]] = ("capacity", "busy", "idle", "unmetered", "gpus", "utilisation", "down")
-_TEXTS: Final = frozenset({"cluster", "pool", "capacity_type", "model", "silent"})
+_MAY_DROP: Final[tuple[NodeOrder, ...]] = (
+    "capacity",
+    "busy",
+    "idle",
+    "agent",
+    "unmetered",
+    "gpus",
+    "utilisation",
+    "down",
+)
+_TEXTS: Final = frozenset({"cluster", "pool", "capacity_type", "model", "silent", "agent"})
 
 
 def nodes_table(answer: NodesAnswer, zone: ZoneInfo, shown: Sequence[NodeOrder] = ()) -> Table:
@@ -119,9 +133,11 @@ def nodes_table(answer: NodesAnswer, zone: ZoneInfo, shown: Sequence[NodeOrder] 
 
 
 def _name(node: NodeLine, *, with_cluster: bool) -> str:
-    """The name of a node, with what keeps it from being used, or its silence."""
+    """The name of a node, with what keeps it from being used, or its silence, and whether its agent is older than the
+    accountant."""
     name = "/".join(filter(None, (node.cluster if with_cluster else "", node.node))) or NOTHING
-    state = f"down: {node.down}" if node.down else "silent" if node.silent else ""
+    states = (f"down: {node.down}" if node.down else "silent" if node.silent else "", "older agent" * node.agent_older)
+    state = ", ".join(filter(None, states))
     return f"{name} ({state})" if state else name
 
 

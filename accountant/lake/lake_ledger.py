@@ -49,6 +49,7 @@ from accountant.lake.tables import (
 )
 from accountant.ledger.journal import Act, ActKind, NewAct
 from accountant.ledger.protocols import (
+    AgentFacts,
     EpochReport,
     GpuOwnership,
     Holds,
@@ -283,6 +284,11 @@ class LakeStatus(Status):
     @property
     def newest_by_node(self) -> Mapping[tuple[str, str], int]:
         """Always empty, because the lake has whole hours."""
+        return {}
+
+    @property
+    def agents(self) -> Mapping[tuple[str, str], AgentFacts]:
+        """Always empty, because the lake has no agents' reports."""
         return {}
 
     @property

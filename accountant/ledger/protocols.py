@@ -182,6 +182,17 @@ class Down:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentFacts:
+    """What the agent of a node last said of itself.
+
+    version: its release; "" if it does not say.
+    at_ms: when the accountant stored this."""
+
+    version: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFacts:
     """A node with its complete history of down times. deleted_ms: the instant from which its GPUs are no longer
     capacity; None: it was not deleted."""
@@ -210,7 +221,9 @@ class NodeFacts:
     renewed_ms: tuple[int, ...] = ()
     """The instants, ascending, at which another machine got this name, or the machine booted again."""
     listed: bool = True
-    """Whether an inventory names the node; if not, only the boots that its agent reports are known."""
+    """Whether an inventory names the node; if not, only what its agent reports is known."""
+    agent: AgentFacts | None = None
+    """None if no agent said anything of itself, or an inventory tells of the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,6 +449,12 @@ class Status(JournalStatus, Protocol):
     @property
     def newest_by_node(self) -> Mapping[tuple[str, str], int]:
         """The end of the newest record of each node, by (cluster, node); nodes of which it is unknown are missing."""
+        ...
+
+    @property
+    def agents(self) -> Mapping[tuple[str, str], AgentFacts]:
+        """What the agent of each node last said of itself, by (cluster, node); nodes of which it is unknown are
+        missing."""
         ...
 
     @property

@@ -8,10 +8,11 @@ from typing import Any, Final, NamedTuple
 
 from accountant.billing.job_costs import in_order
 from accountant.core.record_age import is_old
-from accountant.ledger.protocols import Down, Moment, NodeFacts
+from accountant.ledger.protocols import AgentFacts, Down, Moment, NodeFacts
 from accountant.ledger.usage import EarlierSpan, Where, sum_of_usage_lines
 from accountant.wire.option_types import Order
 from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
+from gputally.base.version import is_older, release_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Machine:
     gpus: number of GPUs that it had in the span.
     down: why it cannot be used now, "" if it can.
     newest_ms: the end of its newest record; None if unknown.
+    agent: what its agent last said of itself; None if unknown.
     outages: when it could not be used in the span, the newest first.
     before: its accounts in the span before; None if it is not compared, or nothing is known of its cluster then."""
 
@@ -33,6 +35,7 @@ class Machine:
     accounts: Accounts
     down: str
     newest_ms: int | None
+    agent: AgentFacts | None
     outages: tuple[Down, ...]
     before: Accounts | None = None
 
@@ -44,6 +47,16 @@ class Machine:
     @property
     def utilisation(self) -> float | None:
         return self.accounts.utilisation
+
+    @property
+    def agent_version(self) -> str | None:
+        """The release of its agent; None if unknown."""
+        return (self.agent.version or None) if self.agent is not None else None
+
+    @property
+    def has_older_agent(self) -> bool:
+        """Whether its agent is of an earlier release than this program; not if it is unknown."""
+        return is_older(self.agent_version or "")
 
     def is_silent(self, now_ms: int) -> bool:
         """Whether its newest record is too old to describe the present."""
@@ -72,7 +85,7 @@ def machines(
         (line.key["cluster"], line.key["node"]): line.accounts_gpu_us
         for line in (ledger.usage(compared, ("cluster", "node"), where, timezone).lines() if compared else ())
     }
-    devices, newest = status.gpus_at(start_ms, end_ms), status.newest_by_node
+    devices, newest, agents = status.gpus_at(start_ms, end_ms), status.newest_by_node, status.agents
     rows = []
     named = {key for key, fact in facts_of.items() if _is_named(fact, where or {})}
     for key in sorted({*lines, *earlier, *named}):
@@ -88,6 +101,7 @@ def machines(
                 accounts=sum_of_usage_lines({}, of_node).accounts_gpu_us if of_node else Accounts(),
                 down=down,
                 newest_ms=newest.get(key),
+                agent=agents.get(key),
                 outages=tuple(
                     one
                     for one in reversed(fact.down if fact else ())
@@ -125,6 +139,9 @@ _RANKS: Final[Mapping[str, Callable[[Machine], Any]]] = {
     "capacity_type": lambda node: node.capacity_type or None,
     "model": lambda node: node.models or None,
     "silent": lambda node: node.newest_ms,
+    "agent": lambda node: (
+        None if node.agent_version is None else (release_order(node.agent_version) or ((), False), node.agent_version)
+    ),
     "gpus": lambda node: node.gpus,
     "capacity": lambda node: node.accounts.total,
     "held": lambda node: node.accounts.allocated,

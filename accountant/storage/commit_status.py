@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from accountant.core.claim_overlap import Span
-from accountant.ledger.protocols import NodeFacts, Status
+from accountant.ledger.protocols import AgentFacts, NodeFacts, Status
 from accountant.prices.price_book import PriceBook
 from accountant.storage.gpu_lifetimes import gpus_at
 from accountant.storage.ledger_state import Mark, State
@@ -41,6 +41,11 @@ class CommitStatus(Status):
     @property
     def newest_by_node(self) -> Mapping[tuple[str, str], int]:
         return self._state.fleet.newest_by_node
+
+    @property
+    def agents(self) -> Mapping[tuple[str, str], AgentFacts]:
+        known = self._state.fleet.nodes.items()
+        return {key: node.agent for key, node in known if node.agent is not None}
 
     @property
     def clusters(self) -> frozenset[str]:

@@ -35,7 +35,7 @@ from accountant.core.errors import (
 from accountant.core.periods import utc
 from accountant.core.settings import Quotas
 from accountant.history_import.import_run import is_import
-from accountant.inventory.node_facts_and_downtime import booted
+from accountant.inventory.node_facts_and_downtime import booted, reported
 from accountant.ledger.journal import Act, NewAct
 from accountant.ledger.protocols import (
     MOST_VIEWS,
@@ -345,10 +345,9 @@ class DuckLedger(Offsite):
             fetched.require(Needs(retention.touched_hours(group.incoming, before.frozen), needed), before.parts)
             if group.changes:
                 self._book(group, fetched)
-            self._learn_boots(
-                [batch for batch, tally in zip(batches, tallies, strict=True) if not isinstance(tally, Exception)],
-                now_ms,
-            )
+            taken = [batch for batch, tally in zip(batches, tallies, strict=True) if not isinstance(tally, Exception)]
+            self._learn_boots(taken, now_ms)
+            self._learn_agents(taken, now_ms)
             if self._database.wal_bytes() >= WAL_BYTES:
                 with suppress(LedgerUnavailable):  # the commit is done; the next append tries the checkpoint again
                     self.checkpoint()
@@ -368,6 +367,21 @@ class DuckLedger(Offsite):
         if nodes:
             with suppress(LedgerUnavailable):
                 self._observe(Facts(nodes=tuple(nodes.values())), now_ms, 0, None)
+
+    def _learn_agents(self, batches: Sequence[Batch], now_ms: int) -> None:
+        """Store what agents say of themselves and what differs from what they said before, as `_learn_boots` does."""
+        known = self._state.fleet.nodes
+        nodes: dict[tuple[str, str], NodeFacts] = {}
+        for batch in batches:
+            key = batch.cluster, batch.node
+            if not is_import(batch.epoch) and (
+                node := reported(nodes.get(key, known.get(key)), *key, batch.agent, now_ms)
+            ):
+                nodes[key] = node
+        if nodes:
+            with suppress(LedgerUnavailable), self._transaction() as cursor:
+                fleet = inventory_and_journal_tables.write_agents(cursor, self._state.fleet, nodes)
+                self._commit(cursor, replace(self._state, fleet=fleet), beside=True)
 
     def _result(self, batch: Batch, tally: IntervalCounts | Exception, now_ms: int) -> Receipt | Exception:
         ack = structs.replace(self._ack((batch.cluster, batch.node, batch.epoch)), clock_ms=now_ms)

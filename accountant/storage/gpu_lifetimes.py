@@ -283,7 +283,9 @@ class GpuLifetimes:
     def node_history(self, key: NodeKey) -> Timeline[NodeFacts]:
         """Return the labels of a node over time, without its down times."""
         known = self.nodes.get(key)
-        return self.placed.get(key) or Timeline.always(known if known is not None and known.listed else NodeFacts(*key))
+        return self.placed.get(key) or Timeline.always(
+            described(known) if known is not None and known.listed else NodeFacts(*key)
+        )
 
     def namespace_history(self, key: NodeKey) -> Timeline[NamespaceFacts]:
         return self.charged.get(key) or Timeline.always(self.namespaces.get(key) or NamespaceFacts(*key))
@@ -438,6 +440,12 @@ class GpuLifetimes:
 def _advance(newest: dict[NodeKey, int], cluster: str, nodes: Mapping[str, Tenure]) -> None:
     for node, tenure in nodes.items():
         newest[cluster, node] = max(newest.get((cluster, node), 0), tenure.last_ms)
+
+
+def described(node: NodeFacts) -> NodeFacts:
+    """Return the facts of a node that label usage, without its down times and renewals, which have histories of their
+    own, and without what its agent says of itself."""
+    return replace(node, down=(), deleted_ms=None, uid="", boot_id="", renewed_ms=(), listed=True, agent=None)
 
 
 def blank(node: NodeFacts) -> NodeFacts:

@@ -43,6 +43,7 @@ from accountant.wire.policy_models import Decision
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, Job, JobAnswer, UsageLine
 from gputally.base.instants import in_calendar
 from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
+from gputally.base.version import __version__, is_older
 from gputally.server.config_loading import fault_text
 from gputally.server.page_layout import drawn, rect, root, text
 
@@ -291,7 +292,7 @@ def node_page(
         start, at = status.recent_span(now, length_ms)
         strips, of_gpus = timeline(moment, start, at, here, timezone)
         holders = moment.usage((start, at), ("team", "namespace", "job", "cluster"), here, timezone).lines()
-        newest_ms = status.newest_by_node.get((cluster, node))
+        newest_ms, agent = status.newest_by_node.get((cluster, node)), status.agents.get((cluster, node))
     tz = periods.zone(timezone)
     chosen = _instant_of(params.at, tz, now) if params.at is not None else max(0, (newest_ms or now) - 1)
     if chosen >= now:
@@ -311,7 +312,8 @@ def node_page(
         holders=page_rows.held_by(holders)[:MOST_HOLDERS], start_ms=start, end_ms=at,
         whole=whole, metered=whole.total > whole.unmetered + whole.down, register=register,
         held=held, held_svg=gpu_holders.day_svg(held, tz, f"Who held the GPUs of {node}") if held.holds else "",
-        newest_ms=newest_ms, now_ms=now, chosen=datetime.fromtimestamp(chosen // MS_PER_SECOND, tz),
+        newest_ms=newest_ms, agent=agent, older=agent is not None and is_older(agent.version), own_version=__version__,
+        now_ms=now, chosen=datetime.fromtimestamp(chosen // MS_PER_SECOND, tz),
         quiet=newest_ms is not None and is_old(newest_ms, now),
         may_move=principal.may("admin"), forms=deps.settings.auth == "off"
         or month_and_decision_pages.person_of(request) is not None,

@@ -44,6 +44,7 @@ from accountant.web.page_rows import adjusting, correcting, to_lines
 from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision, DecisionKind
 from gputally.base.money import exact_sum
+from gputally.base.near_names import joined_names
 from gputally.base.units import MS_PER_DAY, MS_PER_SECOND
 from gputally.server import page_layout
 from gputally.server.menu import Menu, Program, menu, site
@@ -135,6 +136,8 @@ def _needs(deps: Deps, so_far: page_rows.MonthSoFar, past: home.Home, at_ms: int
     quiet = sum(1 for node in nodes if not node.down and node.is_silent(at_ms))
     if quiet:
         found.append((f"{quiet} node{'s are' if quiet != 1 else ' is'} silent", "/nodes?sort=silent"))
+    if older := [node.name for node in nodes if node.has_older_agent]:
+        found.append((f"the agent is older than the accountant on {joined_names(older)}", "/nodes?sort=agent"))
     return found
 
 

@@ -90,6 +90,7 @@ COLUMNS: Final[Mapping[NodeOrder, NodeColumn]] = {
     "model": NodeColumn("GPU", NodeField("gpu_models", "text", lambda node: ", ".join(node.models))),
     "gpus": NodeColumn("GPUs", NodeField("gpus", "integer", lambda node: node.gpus)),
     "silent": NodeColumn("Newest record", NodeField("newest_record", "instant", lambda node: node.newest_ms)),
+    "agent": NodeColumn("Agent", NodeField("agent_version", "text", lambda node: node.agent_version)),
     "capacity": _of("Capacity", "total"),
     "held": _of("Held", "allocated"),
     "busy": _of("Busy", "busy"),
@@ -102,7 +103,7 @@ COLUMNS: Final[Mapping[NodeOrder, NodeColumn]] = {
 }
 """The columns beside the name of the node, by their names in addresses, which are also orders."""
 USUAL: Final[tuple[str, ...]] = (
-    "pool", "model", "gpus", "silent", "held", "utilisation", "idle", "unallocated", "unmetered", "down"
+    "pool", "model", "gpus", "silent", "agent", "held", "utilisation", "idle", "unallocated", "unmetered", "down"
 )  # fmt: skip
 
 

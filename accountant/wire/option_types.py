@@ -16,10 +16,11 @@ JobOrder = Literal[
 ]  # fmt: skip
 """The columns of a list of jobs."""
 NodeOrder = Literal[
-    "name", "cluster", "pool", "capacity_type", "model", "gpus", "silent", "capacity", "held", "busy", "utilisation",
-    "idle", "unknown", "unallocated", "unmetered", "down",
+    "name", "cluster", "pool", "capacity_type", "model", "gpus", "silent", "agent", "capacity", "held", "busy",
+    "utilisation", "idle", "unknown", "unallocated", "unmetered", "down",
 ]  # fmt: skip
-"""The columns of a list of nodes. silent: by the newest record, the oldest first."""
+"""The columns of a list of nodes. silent: by the newest record, the oldest first. agent: by the agent's
+version, the oldest first."""
 
 
 class Order(NamedTuple):
@@ -78,7 +79,7 @@ JOB_ORDERS: Final = Orders(
     frozenset({"name", "cluster", "namespace", "team", "user", "queue", "state", "kind", "gpu_model"}),
 )
 NODE_ORDERS: Final = Orders(
-    get_args(NodeOrder), frozenset({"name", "cluster", "pool", "capacity_type", "model", "silent"})
+    get_args(NodeOrder), frozenset({"name", "cluster", "pool", "capacity_type", "model", "silent", "agent"})
 )
 ORDER_HELP: Final = (
     "The column to sort by, as cost, cost:desc or cost:asc; alone, names begin with A and figures with the largest."

@@ -365,6 +365,8 @@ class NodeLine(Model):
     gpus: the number of GPUs that it had in the span.
     newest_ms: the end of its newest record; None if unknown. silent: whether that is too old to describe the present.
     down: why it cannot be used now; "" if it can.
+    agent_version: the release of its agent; None if unknown. agent_older: whether that is known to be earlier than the
+        accountant's.
     before_gpu_us: its accounts in the span before, if the list is compared with it and anything is known of it."""
 
     cluster: str
@@ -376,6 +378,8 @@ class NodeLine(Model):
     newest_ms: int | None
     silent: bool
     down: str
+    agent_version: str | None
+    agent_older: bool
     accounts_gpu_us: Accounts
     before_gpu_us: Accounts | None = Field(default=None, exclude_if=is_empty)
 

@@ -43,10 +43,11 @@ from agent.core.lean_http_client import (
 )
 from agent.upload.spool import LOSSES, Outbox, Pending
 from agent.upload.spool_file import CLOCK_ORIGINS, SYSTEM_RANDOM, OutboxUnavailable
-from agent.wire import PROBLEM, Ack, Batch
+from agent.wire import PROBLEM, Ack, AgentReport, Batch
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_MINUTE
 from gputally.base.untrusted_text import UNDECODABLE
+from gputally.base.version import __version__
 
 WRONG_MS: Final = 5 * MS_PER_MINUTE
 """Difference above which two origins come from different clock settings. The accountant refuses records that are this
@@ -446,6 +447,7 @@ class Uploader:
             facts=pending.facts,
             skipped=pending.skipped,
             sent_ms=self._clock.wall_ms() if self._compares_clocks else None,
+            agent=AgentReport(version=__version__),
         )
         return gzip.compress(msgspec.json.encode(batch), compresslevel=5, mtime=0)
 

@@ -1,8 +1,8 @@
-"""Shows names in error messages, and suggests known names for a mistyped one."""
+"""Shows names in messages, and suggests known names for a mistyped one."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
 from gputally.base.untrusted_text import escaped
@@ -31,3 +31,10 @@ def nearest(name: str, known: Collection[str]) -> str:
 def shown(name: str) -> str:
     """A name for an error message: quoted, shortened, without terminal control characters."""
     return f"'{escaped(name[:_LONGEST])}'"
+
+
+def joined_names(names: Iterable[str], shown: int = 4) -> str:
+    """Join at most `shown` names and count the others: `a, b, c, d and 3 more`."""
+    all_names = list(names)
+    rest = len(all_names) - shown
+    return ", ".join(all_names[:shown]) + (f" and {rest} more" if rest > 0 else "")

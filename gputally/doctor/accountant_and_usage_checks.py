@@ -16,9 +16,10 @@ from accountant.reports.figure_formatting import duration
 from accountant.reports.savings_hints import HARDLY_USED, known_well
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
+from gputally.base.near_names import joined_names
 from gputally.base.number_format import hours, percent
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR
-from gputally.doctor.findings import CheckResult, Finding, first_findings, joined_names
+from gputally.doctor.findings import CheckResult, Finding, first_findings
 
 TOLERATED_MS = 2 * MS_PER_SECOND
 """Largest difference of two clocks that is not reported."""

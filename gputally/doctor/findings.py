@@ -76,10 +76,3 @@ def first_findings(findings: Iterable[Finding], what: str) -> tuple[Finding, ...
     shown, rest = all_findings[: MOST_SHOWN - 1], all_findings[MOST_SHOWN - 1 :]
     worst: Severity = "error" if any(finding.severity == "error" for finding in rest) else "warning"
     return (*shown, Finding(worst, f"{len(rest)} more {what}", rest[0].what, rest[0].remedy))
-
-
-def joined_names(names: Iterable[str], shown: int = 4) -> str:
-    """Join at most `shown` names and count the others: `a, b, c, d and 3 more`."""
-    all_names = list(names)
-    rest = len(all_names) - shown
-    return ", ".join(all_names[:shown]) + (f" and {rest} more" if rest > 0 else "")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from agent.core.readings import Allocation, DeviceReading, NodeSnapshot, Unavailable
 from agent.holders.installed import job_ending
 from agent.wire import JOB
-from gputally.doctor.findings import CannotCheck, CheckResult, Finding, first_findings, joined_names
+from gputally.base.near_names import joined_names
+from gputally.doctor.findings import CannotCheck, CheckResult, Finding, first_findings
 from gputally.kubernetes.objects import Kind, Object, gpus_of_node, value_at
 
 _FOREIGN = ("process", "container", JOB)

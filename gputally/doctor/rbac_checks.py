@@ -15,9 +15,10 @@ from agent.holders import protocol as holders
 from fairshare.core.scheduler_queue_objects import has_ref
 from fairshare.targets.installed import adapters
 from gputally.base.errors import ClusterError
+from gputally.base.near_names import joined_names
 from gputally.base.plugins import OURS, plugins
 from gputally.doctor.check_inputs import ClusterView
-from gputally.doctor.findings import CheckResult, Finding, joined_names
+from gputally.doctor.findings import CheckResult, Finding
 from gputally.kubernetes.objects import Kind
 from gputally.kubernetes.rights import Rights
 from gputally.kubernetes.scheduler_plugins import SEAM, SchedulerPlugin, schedulers

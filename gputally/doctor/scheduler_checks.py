@@ -26,10 +26,11 @@ from fairshare.targets.weight_plan import Adapter, look_at
 from gputally.base.background_tasks import error_summary
 from gputally.base.errors import ClusterError, NotFound
 from gputally.base.gpu_model_names import gpu_model_of_node
+from gputally.base.near_names import joined_names
 from gputally.base.plugins import within
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE
 from gputally.doctor.check_inputs import ClusterView
-from gputally.doctor.findings import CheckResult, Finding, Severity, first_findings, joined_names
+from gputally.doctor.findings import CheckResult, Finding, Severity, first_findings
 from gputally.kubernetes.mig_parts import MigParts
 from gputally.kubernetes.objects import (
     CLOSING_TAINTS,

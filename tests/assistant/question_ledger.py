@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from accountant.composition import Service
 from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
 from accountant.wire.policy_models import Policy
-from agent.wire import PodFacts, UsageInterval
+from agent.wire import AgentReport, PodFacts, UsageInterval
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.policy_file import PolicyLocation
 from fairshare.targets.installed import kinds
@@ -29,6 +29,7 @@ from fairshare.web.queue_history import QueueHistory, ReportCache
 from fairshare.web.what_if_worker import Previews
 from gputally.base.clock import VirtualClock
 from gputally.base.pod_stop import PodStop
+from gputally.base.version import __version__
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.server.https_server import serve
 from gputally.server.one_address import OneAddress
@@ -71,6 +72,7 @@ def at(text: str) -> int:
 
 
 NOW_MS = at("2026-11-16 12:00")
+AGENT, OLD_AGENT = AgentReport(version=__version__), AgentReport(version="0.0.9")
 
 
 def hours(
@@ -141,7 +143,7 @@ def running(folder: Path) -> Iterator[Accountant]:
     """Serve the ledger. October is closed and published, with an invoice of 100 USD; a record
     of an hour of it came later. A draft of November was kept at eleven today, before the records of today came, which
     are late for it as far as they are of before eleven. Node n2 was down for three hours of
-    11 November, and has been silent since."""
+    11 November, and has been silent since; its agent is of an earlier release."""
     chosen = settings_in(
         folder, prices=price_book_text(H100=6, currency="USD"), inventory=INVENTORY,
         exported_labels=("project", "cost-centre"), controller_pages="/",
@@ -165,7 +167,7 @@ def running(folder: Path) -> Iterator[Accountant]:
             _done(ask.put("/v1/policy", json=POLICY))
             deliver(
                 service.ledger, clock.wall_ms(), batch(before, FACTS, cluster="prod", node="n1"),
-                batch(hours("2026-11-11 09:00", 1, "GPU-3"), cluster="prod", node="n2"),
+                batch(hours("2026-11-11 09:00", 1, "GPU-3"), cluster="prod", node="n2", agent=OLD_AGENT),
             )  # fmt: skip
             down = Down(at("2026-11-11 10:00"), at("2026-11-11 13:00"), "kernel panic")
             spaces = tuple(NamespaceFacts("prod", team, team) for team in ("nlp", "vision"))
@@ -181,7 +183,11 @@ def running(folder: Path) -> Iterator[Accountant]:
             _done(ask.post("/v1/periods/2026-10/publish", json={"reason": "agreed"}))
             _done(ask.post("/v1/periods/2026-11/drafts", json={"reason": "sent to the teams"}))
             clock.advance_to(NOW_MS)
-            deliver(service.ledger, NOW_MS, batch([*late, *since], cluster="prod", node="n1", epoch="late"))
+            deliver(
+                service.ledger,
+                NOW_MS,
+                batch([*late, *since], cluster="prod", node="n1", epoch="late", agent=AGENT),
+            )
             service.maintain()
         with AccountantApi(url, token_file=tokens["all"], clock=clock) as client:
             policy = Policy.model_validate(POLICY)

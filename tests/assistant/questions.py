@@ -45,6 +45,12 @@ QUESTIONS = {
         ("accountant", "usage", "--by", "node", "--start", "1d"), ("n2", "24.0"),
         "usage", {"by": "node", "start": "1d"}, {"node": "n2", "unmetered": "24"},
     ),
+    "old agents": Question(
+        "Which nodes have an agent that is older than the accountant?",
+        ("the agent is older than the accountant on n2",), ("n2", "0.0.9 older"),
+        ("nodes",), ("n2 (silent, older agent)", "0.0.9"),
+        "nodes", NOTHING, {"node": "n2", "silent": True, "agent_version": "0.0.9", "agent_older": True},
+    ),
     "holder": Question(
         "Who held GPU-2 on 10 November at 14:00?", ("Nodes", "n1", "at=2026-11-10T14:00", "Show"),
         ("GPU-2", "tune", "nlp"),

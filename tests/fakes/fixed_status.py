@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from accountant.core.claim_overlap import Span
-from accountant.ledger.protocols import NodeFacts
+from accountant.ledger.protocols import AgentFacts, NodeFacts
 from accountant.wire.policy_models import PolicyVersion
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE
 
@@ -19,6 +19,7 @@ class FixedStatus:
     extent: Span = (0, 0)
     newest_by_cluster: Mapping[str, int] = field(default_factory=dict)
     newest_by_node: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    agents: Mapping[tuple[str, str], AgentFacts] = field(default_factory=dict)
     clusters: frozenset[str] = frozenset()
     teams: frozenset[str] = frozenset()
     nodes: tuple[NodeFacts, ...] = ()

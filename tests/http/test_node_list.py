@@ -21,15 +21,18 @@ from accountant.composition import Service
 from accountant.ledger.protocols import Facts, NodeFacts
 from accountant.web.node_list_page import COLUMNS
 from accountant.wire.option_types import NodeOrder
+from agent.wire import AgentReport
 from gputally.base.clock import VirtualClock
 from gputally.base.units import US_PER_HOUR
 from gputally.server.https_server import serve
 from tests.fakes.memory_ledger import NOW_MS
 from tests.http.conftest import INVENTORY, bearer, client_of, settings_in, token_entry
+from tests.http.page_parser import read, rows_after
 from tests.http.quarter_hours import held
 from tests.usage_records import batch, deliver
 
 PAGE = {"Accept": "text/html"}
+OLD = AgentReport(version="0.0.9")
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ def client(tmp_path: Path, clock: VirtualClock) -> Iterator[TestClient]:
     with Service(chosen, clock) as running:
         deliver(
             running.ledger, NOW_MS,
-            batch([*held(10, 10, "GPU-1", "vision"), *held(10, 10, "GPU-3")], cluster="prod", node="n1"),
+            batch([*held(10, 10, "GPU-1", "vision"), *held(10, 10, "GPU-3")], cluster="prod", node="n1", agent=OLD),
             batch(held(9, 4, "GPU-2", "nlp"), cluster="prod", node="n2"),
         )  # fmt: skip
         facts = (NodeFacts("prod", "n3", pool="spare"), NodeFacts("prod", "n1", pool="main"))
@@ -97,6 +100,20 @@ def test_a_filter_counts_the_time_that_it_selects_alone(client: TestClient) -> N
     assert (whole["n3"]["newest_ms"], whole["n3"]["gpus"], whole["n3"]["pool"]) == (None, 0, "spare")
     total = client.get("/v1/usage?start=12h&by=cluster").json()["lines"][0]["accounts_gpu_us"]
     assert total == {name: sum(line["accounts_gpu_us"][name] for line in whole.values()) for name in total}
+
+
+def test_each_node_has_the_version_of_its_agent_and_an_older_one_is_named_with_what_to_do(client: TestClient) -> None:
+    lines = {line["node"]: line for line in client.get("/v1/nodes?start=12h").json()["lines"]}
+    told = {node: (line["agent_version"], line["agent_older"]) for node, line in lines.items()}
+    assert told == {"n1": ("0.0.9", True), "n2": (None, False), "n3": (None, False)}
+    rows = csv.DictReader(io.StringIO(client.get("/nodes.csv?start=12h").text))
+    assert {row["node"]: row["agent_version"] for row in rows} == {"n1": "0.0.9", "n2": "", "n3": ""}
+    page = read(client.get("/nodes?start=12h", headers=PAGE).text)
+    for node, said in (("n1", "0.0.9"), ("n2", "unknown"), ("n3", "unknown")):
+        assert said in rows_after(page, "Nodes, their GPUs", node)
+    for node, said in (("n1", "older than the accountant"), ("n2", "version unknown")):
+        assert said in client.get(f"/node/prod/{node}", headers=PAGE).text
+    assert "the agent is older than the accountant on n1" in read(client.get("/", headers=PAGE).text).texts
 
 
 def test_the_list_is_sorted_by_every_column_both_ways(client: TestClient) -> None:

@@ -16,11 +16,11 @@ from msgspec import structs
 
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import Timeline
-from accountant.inventory.node_facts_and_downtime import with_boots
+from accountant.inventory.node_facts_and_downtime import with_reports
 from accountant.ledger.journal import FIRST_DIGEST, Act, ActKind, BooksMoved, NewAct, numbered
 from accountant.ledger.protocols import MOST_EPOCHS, EpochReport, Facts, JobKey, NamespaceFacts, NodeFacts
 from accountant.storage.duckdb_engine import Cursor, statement
-from accountant.storage.gpu_lifetimes import GpuLifetimes, NodeKey, blank
+from accountant.storage.gpu_lifetimes import GpuLifetimes, NodeKey, blank, described
 from accountant.storage.write import record_columns
 from accountant.storage.write.interval_writer import write_pods
 from accountant.storage.write.pod_labels import PodLabels
@@ -37,12 +37,6 @@ _namespace = msgspec.json.Decoder(NamespaceFacts)
 _KEYED = pa.schema([("cluster", pa.string()), ("name", pa.string()), ("content", pa.string())])
 _WHOSE = pa.schema([("kind", pa.string()), ("cluster", pa.string()), ("name", pa.string())])
 _PAST = pa.schema([*_WHOSE, ("until_ms", pa.int64()), ("content", pa.string())])
-
-
-def described(node: NodeFacts) -> NodeFacts:
-    """Return the facts of a node that label usage, without its down times and renewals, which have histories of their
-    own."""
-    return replace(node, down=(), deleted_ms=None, uid="", boot_id="", renewed_ms=(), listed=True)
 
 
 def read_nodes(cursor: Cursor) -> tuple[dict[Key, NodeFacts], dict[Key, Timeline[NodeFacts]]]:
@@ -257,10 +251,16 @@ def write_facts(
     )
 
 
+def write_agents(cursor: Cursor, fleet: GpuLifetimes, nodes: Mapping[NodeKey, NodeFacts]) -> GpuLifetimes:
+    """Store nodes after reports of their agents, which change no label and no down time, and return the new fleet."""
+    _write(cursor, "node", nodes.values(), {})
+    return replace(fleet, nodes={**fleet.nodes, **nodes})
+
+
 def _changed_nodes(fleet: GpuLifetimes, nodes: Sequence[NodeFacts]) -> dict[NodeKey, NodeFacts]:
-    """Return the nodes whose facts, with the boots that were known before, differ from the stored ones."""
+    """Return the nodes whose facts, with what their agents reported, differ from the stored ones."""
     told = {(node.cluster, node.name): node for node in nodes}
-    known = {key: with_boots(node, fleet.nodes.get(key)) for key, node in told.items()}
+    known = {key: with_reports(node, fleet.nodes.get(key)) for key, node in told.items()}
     return {key: node for key, node in known.items() if fleet.nodes.get(key) != node}
 
 

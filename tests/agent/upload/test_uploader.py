@@ -28,6 +28,7 @@ from agent.upload.uploader import (
 from agent.wire import Ack, Batch
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
+from gputally.base.version import __version__
 from tests.agent.records import make_facts, make_set
 from tests.agent.sample_values import T0
 from tests.agent.scripted_accountant import Reply, ScriptedAccountant, Shipping, accept, drain, refuse
@@ -181,6 +182,8 @@ def test_what_is_not_a_verdict_on_a_record_drops_nothing(shipping: Shipping, sta
     shipping.clock.advance(BACKOFF_BASE_MS)
     assert ship.ship().outcome == "accepted"
     first, again = shipping.batches
+    assert first.agent is not None
+    assert first.agent.version == __version__
     assert again.sent_ms == first.sent_ms + BACKOFF_BASE_MS
     assert structs.replace(again, sent_ms=None) == structs.replace(first, sent_ms=None)
 
