@@ -20,6 +20,7 @@ import msgspec
 from agent.core.readings import DriverReplaced, NodeSnapshot, Source
 from agent.core.settings import AgentSettings, unseen
 from agent.core.steady_clock import ClockSetBack, SteadyClock, SteadyTimeline
+from agent.metering.gpu_errors import GpuErrorLog
 from agent.metering.meter import ClosedSet, Meter, shifted_state
 from agent.metrics.exporter import AgentMetrics
 from agent.metrics.metric_families import Operations
@@ -113,6 +114,7 @@ class Agent:
         self._timeline = SteadyTimeline(clock)
         interval_ms = settings.interval_s * MS_PER_SECOND
         self._meter = Meter(interval_ms, ZoneInfo(settings.month_zone), boot_id=uploader.boot_id)
+        self._errors = GpuErrorLog()
         self._skipped_ms = self._clock_steps = 0
         self._resumed = False
         self._facts: dict[str, tuple[PodFacts, PodFacts]] = {}
@@ -142,6 +144,8 @@ class Agent:
         closed = self._resume(snapshot) if first else self._meter.observe(snapshot)
         self._spool(closed, self._changed_facts(snapshot), always=first)
         self.health.last_sample_took_ms = self._clock.monotonic_ms() - began_ms
+        self._errors.observe(at_ms, snapshot.devices)
+        self._uploader.gpus = self._errors.gpus
         self._sampling.progress()
         if self._metrics is not None:
             self._metrics.observe(snapshot, (*before_step, *closed))

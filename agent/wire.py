@@ -167,12 +167,39 @@ class Skipped(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent says of itself, beside its records. The newest report of a node counts.
+class GpuError(msgspec.Struct, frozen=True, gc=False):
+    """The errors of one kind of a GPU.
 
-    version: the agent's release, such as `0.1.0`; "" if it does not say."""
+    kind: `xid 79`, `ecc uncorrected`, `hardware thermal slowdown`, …
+    count: how many there were since `since_ms`; None: since the driver was loaded.
+    last_ms: when the newest one was; None if unknown."""
+
+    kind: ShortText
+    count: int
+    since_ms: int | None = None
+    last_ms: int | None = None
+
+
+class GpuReport(msgspec.Struct, frozen=True):
+    """What an agent knows of the errors of a GPU. A kind that is neither in `errors` nor in `unread` did not occur.
+
+    needs: actions that faults require, each `ACTION: CAUSE` with restart_app, reset_gpu or drain_node.
+    unread: by kind of errors (`xid` for all of that name), why the agent cannot know of them."""
+
+    gpu_uuid: ShortText
+    errors: Annotated[tuple[GpuError, ...], msgspec.Meta(max_length=1_000)] = ()
+    needs: Annotated[tuple[ShortText, ...], msgspec.Meta(max_length=1_000)] = ()
+    unread: Annotated[dict[ShortText, ShortText], msgspec.Meta(max_length=1_000)] = {}
+
+
+class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent says of itself and of its GPUs, beside its records. The newest report of a node counts.
+
+    version: the agent's release, such as `0.1.0`; "" if it does not say.
+    gpus: None if the agent does not report errors of GPUs."""
 
     version: ShortText = ""
+    gpus: Annotated[tuple[GpuReport, ...], msgspec.Meta(max_length=1_000)] | None = None
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):

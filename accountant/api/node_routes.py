@@ -78,6 +78,7 @@ def list_nodes(params: Annotated[NodesParams, Query()], deps: AppDeps, principal
                 cluster=node.cluster, node=node.name, pool=node.pool, capacity_type=node.capacity_type,
                 gpu_models=node.models, gpus=node.gpus, newest_ms=node.newest_ms, silent=node.is_silent(page.at_ms),
                 down=node.down, agent_version=node.agent_version, agent_older=node.has_older_agent,
+                gpu_errors=node.errors, gpu_errors_unread=node.errors_unread, gpu_needs=node.needs,
                 accounts_gpu_us=node.accounts,
                 before_gpu_us=node.before,
             )

@@ -27,6 +27,7 @@ from accountant.wire.usage_cost_and_job_models import (
     Accounts,
     BudgetState,
     CostAnswer,
+    GpuErrorLine,
     GuaranteesAnswer,
     Job,
     JobAnswer,
@@ -48,7 +49,18 @@ MOST_ROWS: Final = 100
 _LONGEST = 300
 """Characters of a text in an answer."""
 _DEEPEST = 6
-_OF_NODE = {"cluster", "node", "pool", "gpu_models", "gpus", "silent", "agent_version", "agent_older"}
+_OF_NODE = {
+    "cluster",
+    "node",
+    "pool",
+    "gpu_models",
+    "gpus",
+    "silent",
+    "agent_version",
+    "agent_older",
+    "gpu_errors_unread",
+    "gpu_needs",
+}
 _OF_STATEMENT = ("status", "cost", "due", "due_total", "not_billed", "price_book_version")
 _FORBIDDEN = 403
 
@@ -153,7 +165,8 @@ def nodes(
     page: Page = None,
 ) -> dict[str, Any]:
     """Nodes: until when each has reported (`silent`: too long ago to describe the present), why it is down, the release
-    of its agent (null: unknown) and whether that is older than the accountant, and its GPU-hours by account. Needs a
+    of its agent (null: unknown) and whether that is older than the accountant, the errors of its GPUs (null: unknown)
+    and what they need, and its GPU-hours by account. Needs a
     token that may see all teams."""
     query = {
         "start": start, "end": end, "search": search or None, "sort": sort, "limit": str(limit), "page": page,
@@ -162,6 +175,7 @@ def nodes(
     rows = [
         {**line.model_dump(mode="json", include=_OF_NODE),
          "newest_record": None if line.newest_ms is None else utc(line.newest_ms),
+         "gpu_errors": None if line.gpu_errors is None else [_gpu_error(error) for error in line.gpu_errors],
          **{name: _hours(amount) for name, amount in line.accounts_gpu_us.model_dump().items()}}
         | {"down": line.down, "down_gpu_hours": _hours(line.accounts_gpu_us.down),
            "link": f"{accountant.public_url}/node/{quote(line.cluster, safe='')}/{quote(line.node, safe='')}"}
@@ -559,6 +573,14 @@ def _job(accountant: AccountantClient, job: Job) -> dict[str, Any]:
         "created": None if job.created_ms is None else utc(job.created_ms),
         "waited_seconds": None if job.waited_ms is None else job.waited_ms // MS_PER_SECOND,
         "link": f"{accountant.public_url}/job/{quote(as_name(job.id, _LONGEST), safe='~')}",
+    }  # fmt: skip
+
+
+def _gpu_error(error: GpuErrorLine) -> dict[str, Any]:
+    return {
+        "gpu": error.gpu, "kind": error.kind, "count": error.count,
+        "since": None if error.since_ms is None else utc(error.since_ms),
+        "last": None if error.last_ms is None else utc(error.last_ms),
     }  # fmt: skip
 
 

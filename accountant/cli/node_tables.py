@@ -50,6 +50,23 @@ def _text(heading: str, field: str, of: Callable[[NodeLine], str]) -> NodeTableC
     return NodeTableColumn(heading, lambda node, _: of(node) or NOTHING, (field, lambda node: for_cell(of(node))))
 
 
+def _errors(node: NodeLine, zone: ZoneInfo) -> str:
+    """The newest error of a node's GPUs, and what they need."""
+    if not node.gpu_errors:
+        return "unknown" if node.gpu_errors is None or node.gpu_errors_unread else "none"
+    newest = node.gpu_errors[0]
+    last = "" if newest.last_ms is None else f", {instant(newest.last_ms, zone)}"
+    needs = "".join(f"; {need.action.replace('_', ' ')}" for need in node.gpu_needs[:1])
+    return f"{newest.kind} × {newest.count:,}{last}{needs}"
+
+
+def _all_errors(node: NodeLine) -> str:
+    """The errors of a node's GPUs; "" if they are unknown."""
+    if not node.gpu_errors:
+        return "" if node.gpu_errors is None or node.gpu_errors_unread else "none"
+    return "; ".join(f"{error.gpu} {error.kind}: {error.count}" for error in node.gpu_errors)
+
+
 COLUMNS: Final[Mapping[NodeOrder, NodeTableColumn]] = {
     "cluster": NodeTableColumn("cluster", lambda node, _: node.cluster or NOTHING, None),
     "pool": _text("pool", "pool", lambda node: node.pool),
@@ -66,6 +83,7 @@ COLUMNS: Final[Mapping[NodeOrder, NodeTableColumn]] = {
         lambda node, _: "unknown" if node.agent_version is None else node.agent_version,
         ("agent_version", lambda node: for_cell(node.agent_version or "")),
     ),
+    "errors": NodeTableColumn("GPU errors", _errors, ("gpu_errors", lambda node: for_cell(_all_errors(node)))),
     "capacity": _of("capacity", "capacity_gpu_hours", "total"),
     "held": _of("held", "held_gpu_hours", "allocated"),
     "busy": _of("busy", "busy_gpu_hours", "busy"),
@@ -82,7 +100,7 @@ COLUMNS: Final[Mapping[NodeOrder, NodeTableColumn]] = {
 }
 """The columns beside the node, by the names of the API's orders."""
 _USUAL: Final[tuple[NodeOrder, ...]] = (
-    "gpus", "agent", "capacity", "held", "busy", "utilisation", "idle", "unallocated", "unmetered", "down"
+    "gpus", "agent", "errors", "capacity", "held", "busy", "utilisation", "idle", "unallocated", "unmetered", "down"
 )  # fmt: skip
 _MAY_DROP: Final[tuple[NodeOrder, ...]] = (
     "capacity",
@@ -94,7 +112,7 @@ _MAY_DROP: Final[tuple[NodeOrder, ...]] = (
     "utilisation",
     "down",
 )
-_TEXTS: Final = frozenset({"cluster", "pool", "capacity_type", "model", "silent", "agent"})
+_TEXTS: Final = frozenset({"cluster", "pool", "capacity_type", "model", "silent", "agent", "errors"})
 
 
 def nodes_table(answer: NodesAnswer, zone: ZoneInfo, shown: Sequence[NodeOrder] = ()) -> Table:

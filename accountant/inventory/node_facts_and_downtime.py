@@ -19,11 +19,9 @@ from zoneinfo import ZoneInfo
 from croniter import croniter
 
 from accountant.core.periods import zone
-from accountant.ledger.protocols import AgentFacts, Down, NodeFacts
-from agent.wire import AgentReport
+from accountant.ledger.protocols import Down, NodeFacts
 from gputally.base.gpu_model_names import gpu_model_of_node
-from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
-from gputally.base.untrusted_text import as_name
+from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.pod_queue_labels import shard_labels
 
 CapacityType = Literal["on-demand", "spot", "reserved", "on-prem", ""]
@@ -144,26 +142,6 @@ def booted(before: NodeFacts | None, cluster: str, name: str, boot_id: str, now_
         return None
     node = before or NodeFacts(cluster, name, listed=False)
     return replace(node, boot_id=boot_id, renewed_ms=_at_most((*node.renewed_ms, now_ms) if node.boot_id else ()))
-
-
-LONGEST_VERSION = 64
-"""Characters that are kept of an agent's version."""
-STORED_EVERY_MS = 5 * MS_PER_MINUTE
-"""The reports of one agent are stored at most this often, because each store is a commit. A later one brings what is
-left out."""
-
-
-def reported(
-    before: NodeFacts | None, cluster: str, name: str, report: AgentReport | None, now_ms: int
-) -> NodeFacts | None:
-    """The node after its agent said this of itself; None if there is nothing to store."""
-    known = before.agent if before is not None else None
-    if known is None and report is None:
-        return None
-    told = AgentFacts("" if report is None else as_name(report.version, LONGEST_VERSION), now_ms)
-    if known is not None and (replace(known, at_ms=now_ms) == told or 0 <= now_ms - known.at_ms < STORED_EVERY_MS):
-        return None
-    return replace(before or NodeFacts(cluster, name, listed=False), agent=told)
 
 
 def with_reports(node: NodeFacts, before: NodeFacts | None) -> NodeFacts:

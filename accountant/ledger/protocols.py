@@ -182,14 +182,51 @@ class Down:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuErrorCount:
+    """The errors of one kind of a GPU, such as `xid 79` or `ecc uncorrected`.
+
+    count: how many since `since_ms`; None: since before the accountant knew of any.
+    last_ms: when the newest one was; None if unknown.
+    counted, counted_from_ms: the agent's last count, which is contained in `count`, and its begin; None: since the
+        driver was loaded."""
+
+    kind: str
+    count: int
+    since_ms: int | None
+    last_ms: int | None
+    counted: int
+    counted_from_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuHealth:
+    """The errors of a GPU, the newest first. A kind that is neither in `errors` nor in `unread` is not known to have
+    occurred.
+
+    needs: actions that its faults require, each `ACTION: CAUSE` with restart_app, reset_gpu or drain_node.
+    unread: `KIND: REASON` of each kind of which its agent cannot know."""
+
+    gpu_uuid: str
+    errors: tuple[GpuErrorCount, ...] = ()
+    needs: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+
+    @property
+    def last_ms(self) -> int | None:
+        return max((error.last_ms for error in self.errors if error.last_ms is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """What the agent of a node last said of itself.
+    """What the agent of a node last said of itself and of its GPUs.
 
     version: its release; "" if it does not say.
-    at_ms: when the accountant stored this."""
+    at_ms: when the accountant stored this.
+    gpus: the GPUs of the node, by uuid; None if it does not report their errors."""
 
     version: str
     at_ms: int
+    gpus: tuple[GpuHealth, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from accountant.billing.job_costs import in_order
 from accountant.core.record_age import is_old
-from accountant.ledger.protocols import AgentFacts, Down, Moment, NodeFacts
+from accountant.ledger.protocols import AgentFacts, Down, GpuHealth, Moment, NodeFacts
 from accountant.ledger.usage import EarlierSpan, Where, sum_of_usage_lines
 from accountant.wire.option_types import Order
-from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
+from accountant.wire.usage_cost_and_job_models import Accounts, GpuErrorLine, GpuNeed, UsageLine
 from gputally.base.version import is_older, release_order
 
 
@@ -54,6 +54,26 @@ class Machine:
         return (self.agent.version or None) if self.agent is not None else None
 
     @property
+    def gpus_told(self) -> tuple[GpuHealth, ...]:
+        """What its agent reports of the errors of its GPUs; none if it reports nothing."""
+        return (self.agent.gpus or ()) if self.agent is not None else ()
+
+    @property
+    def errors(self) -> tuple[GpuErrorLine, ...] | None:
+        """The errors of its GPUs, the newest first; None if its agent does not report them."""
+        return errors_of(self.gpus_told) if self.gpus_told else None
+
+    @property
+    def errors_unread(self) -> tuple[str, ...]:
+        """`KIND: REASON` of kinds of errors of which its agent cannot know."""
+        return tuple(sorted({reason for gpu in self.gpus_told for reason in gpu.unread}))
+
+    @property
+    def needs(self) -> tuple[GpuNeed, ...]:
+        """The actions that faults of its GPUs require."""
+        return needs_of(self.gpus_told)
+
+    @property
     def has_older_agent(self) -> bool:
         """Whether its agent is of an earlier release than this program; not if it is unknown."""
         return is_older(self.agent_version or "")
@@ -61,6 +81,24 @@ class Machine:
     def is_silent(self, now_ms: int) -> bool:
         """Whether its newest record is too old to describe the present."""
         return self.newest_ms is not None and is_old(self.newest_ms, now_ms)
+
+
+def errors_of(gpus: Iterable[GpuHealth]) -> tuple[GpuErrorLine, ...]:
+    """The errors of GPUs, the newest first."""
+    lines = [
+        GpuErrorLine(
+            gpu=gpu.gpu_uuid, kind=error.kind, count=error.count, since_ms=error.since_ms, last_ms=error.last_ms
+        )
+        for gpu in gpus
+        for error in gpu.errors
+    ]
+    return tuple(sorted(lines, key=lambda line: (-(line.last_ms or 0), line.gpu, line.kind)))
+
+
+def needs_of(gpus: Iterable[GpuHealth]) -> tuple[GpuNeed, ...]:
+    """The actions that faults of GPUs require, by GPU."""
+    told = ((gpu.gpu_uuid, *need.partition(": ")) for gpu in gpus for need in gpu.needs)
+    return tuple(GpuNeed(gpu=gpu, action=action, cause=cause) for gpu, action, _, cause in told)
 
 
 def machines(
@@ -143,6 +181,7 @@ _RANKS: Final[Mapping[str, Callable[[Machine], Any]]] = {
         None if node.agent_version is None else (release_order(node.agent_version) or ((), False), node.agent_version)
     ),
     "gpus": lambda node: node.gpus,
+    "errors": lambda node: max((error.last_ms or 0 for error in node.errors or ()), default=None),
     "capacity": lambda node: node.accounts.total,
     "held": lambda node: node.accounts.allocated,
     "busy": lambda node: node.accounts.busy,

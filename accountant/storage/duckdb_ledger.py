@@ -35,7 +35,8 @@ from accountant.core.errors import (
 from accountant.core.periods import utc
 from accountant.core.settings import Quotas
 from accountant.history_import.import_run import is_import
-from accountant.inventory.node_facts_and_downtime import booted, reported
+from accountant.inventory.agent_reports import reported
+from accountant.inventory.node_facts_and_downtime import booted
 from accountant.ledger.journal import Act, NewAct
 from accountant.ledger.protocols import (
     MOST_VIEWS,
@@ -375,13 +376,18 @@ class DuckLedger(Offsite):
         for batch in batches:
             key = batch.cluster, batch.node
             if not is_import(batch.epoch) and (
-                node := reported(nodes.get(key, known.get(key)), *key, batch.agent, now_ms)
+                node := reported(nodes.get(key, known.get(key)), *key, batch.agent, now_ms, partial(self._belongs, key))
             ):
                 nodes[key] = node
         if nodes:
             with suppress(LedgerUnavailable), self._transaction() as cursor:
                 fleet = inventory_and_journal_tables.write_agents(cursor, self._state.fleet, nodes)
                 self._commit(cursor, replace(self._state, fleet=fleet), beside=True)
+
+    def _belongs(self, node: tuple[str, str], gpu: str) -> bool:
+        """Return whether a GPU belongs to a node now."""
+        owned = self._owners.known.get((node[0], gpu))
+        return owned is not None and owned.owner.node == node[1]
 
     def _result(self, batch: Batch, tally: IntervalCounts | Exception, now_ms: int) -> Receipt | Exception:
         ack = structs.replace(self._ack((batch.cluster, batch.node, batch.epoch)), clock_ms=now_ms)

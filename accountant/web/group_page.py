@@ -27,10 +27,10 @@ from accountant.billing.usage_pricing import charges
 from accountant.core import periods
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import Month
-from accountant.ledger.protocols import Moment
+from accountant.ledger.protocols import GpuHealth, Moment
 from accountant.ledger.usage import HELD, OF_TIME, PRICED_BY, Where
 from accountant.prices.price_book import PriceBook
-from accountant.reports import figure_formatting, html_page, report_breakdowns, savings_hints
+from accountant.reports import figure_formatting, html_page, node_list, report_breakdowns, savings_hints
 from accountant.reports.html_page import ChartColumn
 from accountant.reports.report_breakdowns import BY_JOB
 from accountant.reports.savings_hints import Hint
@@ -129,6 +129,7 @@ def group_page(request: Request, params: Annotated[GroupParams, Query()], deps: 
     # The filter and the span of the figures, so that what the page leads to has equal ones.
     where = {f"where.{params.by}": found.values, "start": f"{month}-01", "timezone": timezone}
     where |= {"end": f"{following}-01"} if following else {}
+    told = _health(deps, params.value) if params.by == "gpu" and principal.teams is None else None
     return month_and_decision_pages.page(
         request, "/explore", "group.html", deps, found=found, month=month, following=following,
         dimension=title(params.by), shown=_named(params.by, params.value), currency=currency,
@@ -139,8 +140,15 @@ def group_page(request: Request, params: Annotated[GroupParams, Query()], deps: 
         explore="/explore?" + urlencode({**where, "by": "job" if params.by != "job" else "pod"}, True, ":"),
         api=[(name, f"/v1/{name}?" + urlencode({**where, "by": "day"}, True, ":")) for name in ("usage", "cost")],
         known_before=figure_formatting.records_begin(*month.previous.span(tz), deps.ledger.status().extent[0], tz),
-        linked=group_link, entitled=any(day.entitled for day in found.days),
+        linked=group_link, told=told, errors=node_list.errors_of(told or ()), needs=node_list.needs_of(told or ()),
+        entitled=any(day.entitled for day in found.days),
     )  # fmt: skip
+
+
+def _health(deps: Deps, gpu: str) -> tuple[GpuHealth, ...]:
+    """What the agents of its nodes report of the errors of a GPU."""
+    agents = deps.ledger.status().agents.values()
+    return tuple(one for agent in agents for one in agent.gpus or () if one.gpu_uuid == gpu)
 
 
 def _named(dimension: Dimension, value: str) -> str:

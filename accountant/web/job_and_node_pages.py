@@ -35,7 +35,7 @@ from accountant.core import periods
 from accountant.core.record_age import is_old
 from accountant.ledger.protocols import GpuMove, JobKey, Moment
 from accountant.ledger.usage import ACCOUNTS, Where, added, sum_of_usage_lines
-from accountant.reports import figure_formatting
+from accountant.reports import figure_formatting, node_list
 from accountant.web import gpu_holders, month_and_decision_pages, page_queries, page_rows
 from accountant.web.page_queries import records
 from accountant.wire import decision_text
@@ -293,6 +293,7 @@ def node_page(
         strips, of_gpus = timeline(moment, start, at, here, timezone)
         holders = moment.usage((start, at), ("team", "namespace", "job", "cluster"), here, timezone).lines()
         newest_ms, agent = status.newest_by_node.get((cluster, node)), status.agents.get((cluster, node))
+    told = (agent.gpus or ()) if agent is not None else ()
     tz = periods.zone(timezone)
     chosen = _instant_of(params.at, tz, now) if params.at is not None else max(0, (newest_ms or now) - 1)
     if chosen >= now:
@@ -312,7 +313,9 @@ def node_page(
         holders=page_rows.held_by(holders)[:MOST_HOLDERS], start_ms=start, end_ms=at,
         whole=whole, metered=whole.total > whole.unmetered + whole.down, register=register,
         held=held, held_svg=gpu_holders.day_svg(held, tz, f"Who held the GPUs of {node}") if held.holds else "",
-        newest_ms=newest_ms, agent=agent, older=agent is not None and is_older(agent.version), own_version=__version__,
+        newest_ms=newest_ms, agent=agent, told=told,
+        errors=node_list.errors_of(told), needs=node_list.needs_of(told),
+        older=agent is not None and is_older(agent.version), own_version=__version__,
         now_ms=now, chosen=datetime.fromtimestamp(chosen // MS_PER_SECOND, tz),
         quiet=newest_ms is not None and is_old(newest_ms, now),
         may_move=principal.may("admin"), forms=deps.settings.auth == "off"

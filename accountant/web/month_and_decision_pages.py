@@ -136,6 +136,8 @@ def _needs(deps: Deps, so_far: page_rows.MonthSoFar, past: home.Home, at_ms: int
     quiet = sum(1 for node in nodes if not node.down and node.is_silent(at_ms))
     if quiet:
         found.append((f"{quiet} node{'s are' if quiet != 1 else ' is'} silent", "/nodes?sort=silent"))
+    if broken := [node.name for node in nodes if node.needs]:
+        found.append((f"a GPU needs a reset or a drained node on {joined_names(broken)}", "/nodes?sort=errors"))
     if older := [node.name for node in nodes if node.has_older_agent]:
         found.append((f"the agent is older than the accountant on {joined_names(older)}", "/nodes?sort=agent"))
     return found

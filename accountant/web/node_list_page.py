@@ -75,6 +75,13 @@ class NodeColumn:
         return self.part is not None and (self.gpu_us is not None or self.part.kind == "float")
 
 
+def error_text(node: Machine) -> str | None:
+    """The errors of a node's GPUs for a file; None if they are unknown."""
+    if node.errors:
+        return "; ".join(f"{error.gpu} {error.kind}: {error.count}" for error in node.errors)
+    return None if node.errors is None or node.errors_unread else "none"
+
+
 def _of(title: str, account: str) -> NodeColumn:
     def gpu_us(node: Machine) -> int:
         found: int = getattr(node.accounts, account)
@@ -91,6 +98,7 @@ COLUMNS: Final[Mapping[NodeOrder, NodeColumn]] = {
     "gpus": NodeColumn("GPUs", NodeField("gpus", "integer", lambda node: node.gpus)),
     "silent": NodeColumn("Newest record", NodeField("newest_record", "instant", lambda node: node.newest_ms)),
     "agent": NodeColumn("Agent", NodeField("agent_version", "text", lambda node: node.agent_version)),
+    "errors": NodeColumn("GPU errors", NodeField("gpu_errors", "text", error_text)),
     "capacity": _of("Capacity", "total"),
     "held": _of("Held", "allocated"),
     "busy": _of("Busy", "busy"),
@@ -103,7 +111,8 @@ COLUMNS: Final[Mapping[NodeOrder, NodeColumn]] = {
 }
 """The columns beside the name of the node, by their names in addresses, which are also orders."""
 USUAL: Final[tuple[str, ...]] = (
-    "pool", "model", "gpus", "silent", "agent", "held", "utilisation", "idle", "unallocated", "unmetered", "down"
+    "pool", "model", "gpus", "silent", "agent", "errors", "held", "utilisation", "idle", "unallocated",
+    "unmetered", "down",
 )  # fmt: skip
 
 

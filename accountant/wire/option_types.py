@@ -16,11 +16,11 @@ JobOrder = Literal[
 ]  # fmt: skip
 """The columns of a list of jobs."""
 NodeOrder = Literal[
-    "name", "cluster", "pool", "capacity_type", "model", "gpus", "silent", "agent", "capacity", "held", "busy",
-    "utilisation", "idle", "unknown", "unallocated", "unmetered", "down",
+    "name", "cluster", "pool", "capacity_type", "model", "gpus", "silent", "agent", "errors", "capacity", "held",
+    "busy", "utilisation", "idle", "unknown", "unallocated", "unmetered", "down",
 ]  # fmt: skip
 """The columns of a list of nodes. silent: by the newest record, the oldest first. agent: by the agent's
-version, the oldest first."""
+version, the oldest first. errors: by the newest error of a GPU, the newest first."""
 
 
 class Order(NamedTuple):

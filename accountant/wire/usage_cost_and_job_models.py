@@ -359,6 +359,27 @@ class JobsAnswer(Model):
     note: str = ""
 
 
+class GpuErrorLine(Model):
+    """The errors of one kind of a GPU: `xid 79`, `ecc uncorrected`, `hardware thermal slowdown`, …
+
+    count: how many since `since_ms`; None: since before the accountant knew of any. last_ms: when the newest one was;
+    None if unknown."""
+
+    gpu: str
+    kind: str
+    count: int
+    since_ms: int | None
+    last_ms: int | None
+
+
+class GpuNeed(Model):
+    """An action that a fault of a GPU requires: restart_app, reset_gpu or drain_node."""
+
+    gpu: str
+    action: str
+    cause: str
+
+
 class NodeLine(Model):
     """A node and what its GPUs did in the span.
 
@@ -367,6 +388,8 @@ class NodeLine(Model):
     down: why it cannot be used now; "" if it can.
     agent_version: the release of its agent; None if unknown. agent_older: whether that is known to be earlier than the
         accountant's.
+    gpu_errors: the errors of its GPUs, the newest first; None if its agent does not report them. gpu_errors_unread:
+        `KIND: REASON` of kinds of which the agent cannot know. gpu_needs: what its GPUs need now.
     before_gpu_us: its accounts in the span before, if the list is compared with it and anything is known of it."""
 
     cluster: str
@@ -380,6 +403,9 @@ class NodeLine(Model):
     down: str
     agent_version: str | None
     agent_older: bool
+    gpu_errors: tuple[GpuErrorLine, ...] | None
+    gpu_errors_unread: tuple[str, ...]
+    gpu_needs: tuple[GpuNeed, ...]
     accounts_gpu_us: Accounts
     before_gpu_us: Accounts | None = Field(default=None, exclude_if=is_empty)
 

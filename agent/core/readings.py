@@ -188,6 +188,7 @@ class DeviceCondition(msgspec.Struct, frozen=True, gc=False):
 
     throttle_reasons: the bits of NVML's clocks event reasons.
     ecc_corrected, ecc_uncorrected: numbers of memory errors since the driver was loaded.
+    xids_unread: why XID errors may be missing in `xids`; "" if they are complete.
     recoveries: the required actions.
     row_remap_pending: True if remapped memory rows wait for the next reset of the GPU, which continues to work; None if
         unknown."""
@@ -199,6 +200,7 @@ class DeviceCondition(msgspec.Struct, frozen=True, gc=False):
     ecc_corrected: Reading = Unavailable("not read")
     ecc_uncorrected: Reading = Unavailable("not read")
     xids: tuple[XidCount, ...] = ()
+    xids_unread: str = "the reader does not read them"
     recoveries: tuple[Recovery, ...] = ()
     row_remap_pending: bool | None = None
 

@@ -21,13 +21,16 @@ import msgspec
 
 from agent.core.readings import (
     Allocation,
+    DeviceCondition,
     DeviceReading,
     Gpu,
     HolderReading,
     InstanceReading,
     MigInstance,
     NodeSnapshot,
+    Recovery,
     Unavailable,
+    XidCount,
 )
 from agent.wire import Holder, PodFacts
 from gputally.base.apportionment import apportion
@@ -163,6 +166,10 @@ class Placement:
         return total
 
 
+_FINE = DeviceCondition(ecc_uncorrected=0, xids_unread="")
+_OFF_THE_BUS = 79
+
+
 class SimulatedGpu:
     """One simulated GPU."""
 
@@ -172,6 +179,7 @@ class SimulatedGpu:
         self.extra_mw = model.active_mw - model.idle_mw
         self.start_ms = start_ms
         self.lost = Integral()
+        self.condition = _FINE
         self.epoch = 1
         self.origin_ms = start_ms
         self.present: list[Placement] = []
@@ -355,10 +363,16 @@ class SimulatedNode:
         device.settle(at_ms)
 
     def lose(self, at_ms: int, gpu_uuid: str) -> None:
-        """Let the GPU fall off the bus. It stays listed and held, but no process runs and no reading succeeds."""
+        """Let the GPU fall off the bus, with the error that the driver reports then. It stays listed and held, but no
+        process runs and no reading succeeds."""
         device = self._device(gpu_uuid)
         self._advance(at_ms)
         device.lost.set(at_ms, 1)
+        number = sum(error.count for error in device.condition.xids) + 1
+        device.condition = msgspec.structs.replace(
+            device.condition, xids=(XidCount(_OFF_THE_BUS, number, at_ms),),
+            recoveries=(Recovery("drain_node", f"xid {_OFF_THE_BUS}"),),
+        )  # fmt: skip
         device.settle(at_ms)
 
     def recover(self, at_ms: int, gpu_uuid: str) -> None:
@@ -366,6 +380,7 @@ class SimulatedNode:
         device = self._device(gpu_uuid)
         self._advance(at_ms)
         device.lost.set(at_ms, 0)
+        device.condition = msgspec.structs.replace(device.condition, recoveries=())
         device.settle(at_ms)
         device.reset(at_ms)
 
@@ -426,7 +441,17 @@ class SimulatedNode:
         if device.lost.rate:
             device.left.clear()
             return DeviceReading(
-                device.gpu, "lost", epoch, _LOST, _LOST, _LOST, _LOST, _LOST, _LOST, method="simulated"
+                device.gpu,
+                "lost",
+                epoch,
+                _LOST,
+                _LOST,
+                _LOST,
+                _LOST,
+                _LOST,
+                _LOST,
+                method="simulated",
+                condition=device.condition,
             )
         busy = [p.busy.upto(at_ms) for p in device.present]
         busy_us = sum(device.past_us.values()) - sum(device.origins_us.values()) + sum(busy)
@@ -455,6 +480,7 @@ class SimulatedNode:
             holders=holders,
             instances=self._read_instances(device, at_ms) if device.gpu.mig else (),
             method="simulated",
+            condition=device.condition,
         )
 
     def _read_instances(self, device: SimulatedGpu, at_ms: int) -> tuple[InstanceReading, ...]:

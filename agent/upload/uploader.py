@@ -43,7 +43,7 @@ from agent.core.lean_http_client import (
 )
 from agent.upload.spool import LOSSES, Outbox, Pending
 from agent.upload.spool_file import CLOCK_ORIGINS, SYSTEM_RANDOM, OutboxUnavailable
-from agent.wire import PROBLEM, Ack, AgentReport, Batch
+from agent.wire import PROBLEM, Ack, AgentReport, Batch, GpuReport
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_MINUTE
 from gputally.base.untrusted_text import UNDECODABLE
@@ -261,6 +261,8 @@ class Uploader:
         self.boot_id = boot_id
         self.parked: Counter[str] = Counter()
         """Number of records that the accountant accepted as skipped, by reason."""
+        self.gpus: tuple[GpuReport, ...] | None = None
+        """What the next batch says of the errors of the GPUs."""
         self._outbox = outbox
         self._cluster = cluster
         self._node = node
@@ -447,7 +449,7 @@ class Uploader:
             facts=pending.facts,
             skipped=pending.skipped,
             sent_ms=self._clock.wall_ms() if self._compares_clocks else None,
-            agent=AgentReport(version=__version__),
+            agent=AgentReport(version=__version__, gpus=self.gpus),
         )
         return gzip.compress(msgspec.json.encode(batch), compresslevel=5, mtime=0)
 

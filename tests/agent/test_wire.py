@@ -18,6 +18,8 @@ PUBLISHED = ROOT / "docs" / "schema" / "usage-batch.v1.json"
 REQUIRED = {
     "AgentReport": [],
     "Batch": ["boot_id", "cluster", "epoch", "first_seq", "node", "oldest_seq"],
+    "GpuError": ["count", "kind"],
+    "GpuReport": ["gpu_uuid"],
     "Gap": ["end_ms", "reason", "start_ms"],
     "Holder": ["kind", "uid"],
     "Owner": ["kind", "name"],
@@ -74,7 +76,8 @@ def test_every_part_of_the_language_occurs_in_a_golden_payload() -> None:
     assert any(row.holder == UNATTRIBUTED and row.busy_us for row in rows)
     assert {gap.reason for row in rows for gap in row.gaps} >= {"counter reset", "gpu is lost", "not observed"}
     assert any(batch.facts for batch in batches)
-    assert any(batch.agent and batch.agent.version for batch in batches)
+    assert any(batch.agent and batch.agent.version and not batch.agent.gpus for batch in batches)
+    assert any(gpu.errors and gpu.needs and gpu.unread for b in batches if b.agent for gpu in b.agent.gpus or ())
     assert any(batch.skipped for batch in batches)
 
 

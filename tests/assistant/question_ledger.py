@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from accountant.composition import Service
 from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
 from accountant.wire.policy_models import Policy
-from agent.wire import AgentReport, PodFacts, UsageInterval
+from agent.wire import AgentReport, GpuError, GpuReport, PodFacts, UsageInterval
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.policy_file import PolicyLocation
 from fairshare.targets.installed import kinds
@@ -72,7 +72,10 @@ def at(text: str) -> int:
 
 
 NOW_MS = at("2026-11-16 12:00")
-AGENT, OLD_AGENT = AgentReport(version=__version__), AgentReport(version="0.0.9")
+OFF_THE_BUS = GpuError("xid 79", 3, at("2026-11-10 08:00"), at("2026-11-16 09:30"))
+AGENT = AgentReport(version=__version__, gpus=(GpuReport("GPU-1"), GpuReport("GPU-2", (OFF_THE_BUS,))))
+OLD_AGENT = AgentReport(version="0.0.9")
+"""GPU-2 had three XID errors, and nobody knows of the GPU of node n2."""
 
 
 def hours(

@@ -51,6 +51,13 @@ QUESTIONS = {
         ("nodes",), ("n2 (silent, older agent)", "0.0.9"),
         "nodes", NOTHING, {"node": "n2", "silent": True, "agent_version": "0.0.9", "agent_older": True},
     ),
+    "GPU errors": Question(
+        "Which GPU had errors, and when last?", ("Nodes", "n1"), ("GPU-2", "xid 79", "3", "16 Nov 09:30"),
+        ("nodes",), ("n1", "xid 79 × 3", "2026-11-16 09:30"),
+        "nodes", {"sort": "errors"},
+        {"node": "n1", "gpu_errors": [{"gpu": "GPU-2", "kind": "xid 79", "count": 3, "since": "2026-11-10T08:00:00Z",
+                                       "last": "2026-11-16T09:30:00Z"}]},
+    ),
     "holder": Question(
         "Who held GPU-2 on 10 November at 14:00?", ("Nodes", "n1", "at=2026-11-10T14:00", "Show"),
         ("GPU-2", "tune", "nlp"),

@@ -21,18 +21,22 @@ from accountant.composition import Service
 from accountant.ledger.protocols import Facts, NodeFacts
 from accountant.web.node_list_page import COLUMNS
 from accountant.wire.option_types import NodeOrder
-from agent.wire import AgentReport
+from agent.wire import AgentReport, GpuError, GpuReport
 from gputally.base.clock import VirtualClock
 from gputally.base.units import US_PER_HOUR
 from gputally.server.https_server import serve
 from tests.fakes.memory_ledger import NOW_MS
 from tests.http.conftest import INVENTORY, bearer, client_of, settings_in, token_entry
 from tests.http.page_parser import read, rows_after
-from tests.http.quarter_hours import held
+from tests.http.quarter_hours import HOUR_MS, held
 from tests.usage_records import batch, deliver
 
 PAGE = {"Accept": "text/html"}
-OLD = AgentReport(version="0.0.9")
+AT_MS = NOW_MS - HOUR_MS
+LOST = GpuReport(
+    "GPU-1", (GpuError("xid 79", 2, AT_MS, AT_MS), GpuError("ecc uncorrected", 1)), ("drain_node: xid 79",)
+)
+OLD = AgentReport(version="0.0.9", gpus=(LOST, GpuReport("GPU-3", unread={"xid": "no permission"})))
 
 
 @pytest.fixture
@@ -114,6 +118,30 @@ def test_each_node_has_the_version_of_its_agent_and_an_older_one_is_named_with_w
     for node, said in (("n1", "older than the accountant"), ("n2", "version unknown")):
         assert said in client.get(f"/node/prod/{node}", headers=PAGE).text
     assert "the agent is older than the accountant on n1" in read(client.get("/", headers=PAGE).text).texts
+
+
+def test_errors_of_gpus_are_shown_with_when_how_many_and_what_to_do(client: TestClient) -> None:
+    lines = {line["node"]: line for line in client.get("/v1/nodes?start=12h").json()["lines"]}
+    assert lines["n2"]["gpu_errors"] is None
+    assert lines["n1"]["gpu_errors"] == [
+        {"gpu": "GPU-1", "kind": "xid 79", "count": 2, "since_ms": AT_MS, "last_ms": AT_MS},
+        {"gpu": "GPU-1", "kind": "ecc uncorrected", "count": 1, "since_ms": None, "last_ms": None},
+    ]
+    assert lines["n1"]["gpu_errors_unread"] == ["xid: no permission"]
+    assert lines["n1"]["gpu_needs"] == [{"gpu": "GPU-1", "action": "drain_node", "cause": "xid 79"}]
+    rows = csv.DictReader(io.StringIO(client.get("/nodes.csv?start=12h").text))
+    told = {row["node"]: row["gpu_errors"] for row in rows}
+    assert told == {"n1": "GPU-1 xid 79: 2; GPU-1 ecc uncorrected: 1", "n2": "", "n3": ""}
+    assert "unknown" in rows_after(read(client.get("/nodes?start=12h", headers=PAGE).text), "Nodes, their GPUs", "n2")
+    page = client.get("/node/prod/n1", headers=PAGE).text
+    assert rows_after(read(page), "Errors of GPUs", "GPU-1")[:2] == ["xid 79", "2"]
+    assert "xid: no permission" in page
+    life = client.get("/group?by=gpu&value=GPU-1&month=2026-11", headers=PAGE).text
+    assert rows_after(read(life), "Errors of GPUs", "GPU-1")[:2] == ["xid 79", "2"]
+    assert "no agent reports them" in client.get("/node/prod/n2", headers=PAGE).text
+    assert any("a GPU needs a reset" in text for text in read(client.get("/", headers=PAGE).text).texts)
+    lead = client.get("/group?by=gpu&value=GPU-1&month=2026-11", headers={**PAGE, **bearer("lead")}).text
+    assert "xid 79" not in lead
 
 
 def test_the_list_is_sorted_by_every_column_both_ways(client: TestClient) -> None:

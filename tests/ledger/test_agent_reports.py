@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from accountant.inventory.node_facts_and_downtime import LONGEST_VERSION, STORED_EVERY_MS
-from accountant.ledger.protocols import Down, Facts, NodeFacts
+from accountant.inventory.agent_reports import LONGEST_VERSION, MOST_GPUS, MOST_KINDS, STORED_EVERY_MS, reported
+from accountant.ledger.protocols import Down, Facts, GpuErrorCount, NodeFacts
 from accountant.storage.duckdb_ledger import DuckLedger
-from agent.wire import AgentReport
+from agent.wire import AgentReport, GpuError, GpuReport
 from gputally.base.version import __version__, is_older
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand, Opener, Send
 
@@ -71,6 +71,61 @@ def test_an_inventory_keeps_the_report_and_the_report_changes_no_label(ledger: D
     assert (node.pool, len(node.down), versions(ledger)) == ("a", 1, {NODE: "0.2.0"})
     with ledger.moment() as moment:
         assert moment.usage((START_MS, NOW_MS), ("pool",)).lines()[0].key["pool"] == "a"
+
+
+def counted(*reports: tuple[GpuError, ...]) -> dict[str, tuple[int, int | None, int | None]]:
+    """(number, since, last) by kind after these reports of one GPU, one every five minutes."""
+    node = None
+    for number, errors in enumerate(reports):
+        told = AgentReport(gpus=(GpuReport("gpu-1", errors),))
+        node = reported(node, *NODE, told, NOW_MS + number * STORED_EVERY_MS) or node
+    assert node is not None
+    assert node.agent is not None
+    ((gpu,),) = (node.agent.gpus or (),)
+    return {error.kind: (error.count, error.since_ms, error.last_ms) for error in gpu.errors}
+
+
+FIRST, SECOND = START_MS, START_MS + 30 * MINUTE
+"""When two agents of a node began to count, one after the other."""
+
+
+def test_errors_are_added_up_over_restarts_of_the_agent_and_of_the_driver():
+    xid = [GpuError("xid 79", 2, FIRST, FIRST + 1), GpuError("xid 79", 3, FIRST, FIRST + 2),
+           GpuError("xid 79", 1, SECOND, SECOND + 1)]  # fmt: skip
+    ecc = [GpuError("ecc uncorrected", number) for number in (5, 6, 2)]
+    found = counted(*zip(xid, ecc, strict=True))
+    assert found["xid 79"] == (4, FIRST, SECOND + 1)
+    assert found["ecc uncorrected"] == (8, None, NOW_MS + 2 * STORED_EVERY_MS), "the driver began again with 2"
+    again = counted((xid[0],), (xid[0],), (), (xid[0],))
+    assert again["xid 79"] == (2, FIRST, FIRST + 1), "the same report twice, and one that does not tell it, add nothing"
+
+
+def test_a_report_of_errors_is_bounded_and_printable_and_dates_nothing_after_now():
+    odd = GpuError("xid\x1b " + "7" * 500, -3, NOW_MS + 10**14, 10**17)
+    many = tuple(GpuError(f"xid {number}", 10**30, FIRST, FIRST + number) for number in range(100))
+    found = counted((odd, *many))
+    assert len(found) == MOST_KINDS
+    assert all(kind.isprintable() and number == 10**15 for kind, (number, _, _) in found.items())
+    late = counted((GpuError("a\nb", 1, 10**17, 10**17),))
+    assert late == {"a\\x0ab": (1, NOW_MS, NOW_MS)}
+    told = AgentReport(gpus=tuple(GpuReport(f"gpu-{number}") for number in range(900)))
+    node = reported(None, *NODE, told, NOW_MS)
+    assert node is not None
+    assert node.agent is not None
+    assert len(node.agent.gpus or ()) == MOST_GPUS
+
+
+def test_a_node_speaks_for_its_own_gpus_and_keeps_the_errors_of_one_that_is_gone(ledger, opened, send, hand):
+    send(hand.row(1))
+    send(hand.row(1, gpu="gpu-2"), node="n2")
+    lost = (GpuError("xid 79", 1, FIRST, FIRST + 1),)
+    told = AgentReport(gpus=(GpuReport("gpu-1", lost, ("drain_node: xid 79",)), GpuReport("gpu-2", lost)))
+    send(agent=told, first_seq=2)
+    send(agent=AgentReport(gpus=()), first_seq=2, now_ms=LATER_MS)
+    ledger.close()
+    ((gpu,),) = (agent.gpus for agent in opened().status().agents.values())
+    assert (gpu.gpu_uuid, gpu.needs) == ("gpu-1", ())
+    assert gpu.errors == (GpuErrorCount("xid 79", 1, FIRST, FIRST + 1, 1, FIRST),)
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ class NvmlDevice:
         """Return a reading without figures, for a GPU that cannot be read. reason: why it cannot."""
         self._was_lost = self._was_lost or lost
         why = Unavailable(reason)
-        condition = DeviceCondition(why, why, why, why, why, why, self._events.xids(self.gpu.uuid))
+        condition = DeviceCondition(why, why, why, why, why, why, self._events.xids(self.gpu.uuid), reason)
         recoveries = self._recover(self._condition, None)
         return DeviceReading(
             gpu=self.gpu,
@@ -414,6 +414,7 @@ class NvmlDevice:
             ecc_corrected=figure(ecc, handle, constant("NVML_MEMORY_ERROR_TYPE_CORRECTED"), since_load),
             ecc_uncorrected=figure(ecc, handle, constant("NVML_MEMORY_ERROR_TYPE_UNCORRECTED"), since_load),
             xids=xids,
+            xids_unread=self._events.unread(self.gpu.uuid),
             recoveries=self._driver_recoveries(),
             row_remap_pending=self._row_remap_pending,
         )

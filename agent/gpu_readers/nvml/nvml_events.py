@@ -47,16 +47,24 @@ class Events:
         self._unavailable: dict[str, str] = {}
         """Why the events of a GPU are not available, by the GPU's uuid."""
         self._poll_failure = ""
+        self._heard: set[str] = set()
+        """The GPUs whose XID errors the driver reports."""
 
     @property
     def failure(self) -> str:
         """Why events may be missing; "" if the events are complete."""
         return self._poll_failure or next(iter(self._unavailable.values()), "")
 
+    def unread(self, uuid: str) -> str:
+        """Return why XID errors of a GPU may be missing; "" if they are complete."""
+        known = "" if uuid in self._heard else "the driver does not report the XID errors of this GPU"
+        return self._poll_failure or self._unavailable.get(uuid, known)
+
     def listen(self, uuid: str, handle: Any) -> None:
         """Register a GPU for events. If the driver refuses, `failure` has the reason."""
         self._uuids[self._driver.address(handle)] = uuid
         self._unavailable.pop(uuid, None)
+        self._heard.discard(uuid)
         wanted = self._driver.constant(_XID) | self._driver.constant(_MIG_CHANGED)
         try:
             if self._set is None:
@@ -64,6 +72,8 @@ class Events:
             supported = self._driver.call("nvmlDeviceGetSupportedEventTypes", handle)
             if supported & wanted:
                 self._driver.call("nvmlDeviceRegisterEvents", handle, supported & wanted, self._set)
+            if supported & self._driver.constant(_XID):
+                self._heard.add(uuid)
         except NvmlFault as fault:  # a fault that concerns more than events shows in the next reading
             if not (isinstance(fault, NvmlRefused) and fault.unsupported):
                 log.warning(

@@ -45,7 +45,7 @@ def join_workers() -> None:
 
 def test_the_condition_is_read_every_ten_seconds(rig: Rig) -> None:
     rig.fake.tell("on 0", "temp 61", "clocks 1980 2619", "ecc 3 1", "throttle 4")
-    assert rig.look().devices[0].condition == DeviceCondition(61, 1980, 2619, 4, 3, 1)
+    assert rig.look().devices[0].condition == DeviceCondition(61, 1980, 2619, 4, 3, 1, xids_unread="")
     rig.fake.tell("on 0", "temp 70")
     assert rig.tick().devices[0].condition.temperature_c == 61
     assert rig.tick(CONDITION_EVERY_MS).devices[0].condition.temperature_c == 70
