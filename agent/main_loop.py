@@ -12,7 +12,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -48,8 +47,7 @@ STALE_SAMPLES = 10
 """Number of sampling periods without a finished sample after which sampling hangs; it takes at least `PATIENCE_S`."""
 
 
-@dataclass(slots=True)
-class AgentHealth:
+class AgentHealth(msgspec.Struct):
     """The state of the agent itself, for its metrics. Only the main loop writes it.
 
     backlog_rows: rows in memory while the spool cannot be written.
@@ -62,11 +60,10 @@ class AgentHealth:
     backlog_rows: int = 0
     backlog_lost_rows: int = 0
     spool_failure: str = ""
-    uploads: dict[str, int] = field(default_factory=dict)
+    uploads: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _UnspooledRecords:
+class _UnspooledRecords(msgspec.Struct, frozen=True):
     sets: tuple[ClosedSet, ...]
     facts: tuple[PodFacts, ...]
     rows: int
@@ -74,7 +71,9 @@ class _UnspooledRecords:
 
     def shifted(self, by_ms: int) -> _UnspooledRecords:
         sets = tuple(ClosedSet(tuple([shifted_row(row, by_ms) for row in closed.rows])) for closed in self.sets)
-        return replace(self, sets=sets, facts=tuple([shifted_facts(facts, by_ms) for facts in self.facts]))
+        return msgspec.structs.replace(
+            self, sets=sets, facts=tuple([shifted_facts(facts, by_ms) for facts in self.facts])
+        )
 
 
 class Agent:
@@ -212,7 +211,7 @@ class Agent:
             facts = sum([len(one.facts) for one in self._backlog])
             log.critical(
                 "the agent stops, and records that could not be spooled are lost",
-                extra=asdict(lost_records(sets, facts, now_ms)),
+                extra=msgspec.structs.asdict(lost_records(sets, facts, now_ms)),
             )
         self._source.close()
         self._uploader.close()
@@ -373,7 +372,7 @@ class Agent:
         if self.health.backlog_rows + new.rows > MAX_BACKLOG_ROWS:
             self.health.backlog_lost_rows += new.rows
             lost = lost_records(new.sets, len(new.facts), self._clock.wall_ms())
-            log.error("records in memory are lost: their time stays unmetered", extra=asdict(lost))
+            log.error("records in memory are lost: their time stays unmetered", extra=msgspec.structs.asdict(lost))
             self._lost_sets = (self._lost_sets or 0) + lost.sets
             return
         self._backlog.append(new)

@@ -13,9 +13,10 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import msgspec
 
 from agent.core.settings import SettingsError
 from gputally.base.atomic_file import Stamp, stamp, stamp_of
@@ -40,8 +41,7 @@ class TokenUnavailable(AgentError):
     """The file of the bearer token cannot be read or does not contain a token."""
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(msgspec.Struct, frozen=True):
     """An HTTP response. retry_after: the value of the Retry-After header; "" if there is none."""
 
     status: int
@@ -76,8 +76,7 @@ class BearerToken:
         return token
 
 
-@dataclass(frozen=True, slots=True)
-class ClientCertificate:
+class ClientCertificate(msgspec.Struct, frozen=True):
     """The files of a client certificate (PEM, with intermediate certificates) and of its key."""
 
     cert: Path

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -24,8 +23,7 @@ _OF_DEVICE = ("busy_us", "energy_uj", "memory_used_mib", "power_mw", "sm_active_
 _OF_INSTANCE = ("busy_us", "memory_mib", "sm_active_us", "tensor_active_us")
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenReader:
+class ChosenReader(msgspec.Struct, frozen=True):
     """A reader with its name and whether it only fills."""
 
     name: str
@@ -33,8 +31,7 @@ class ChosenReader:
     fills: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class MachineReading:
+class MachineReading(msgspec.Struct, frozen=True):
     """One reading of all readers.
 
     failure: why nothing is known about the devices: the failure of the first reader, if every reader that lists devices

@@ -10,9 +10,10 @@ A source that adds values to the GPUs of the readers before it, such as an expor
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
+
+import msgspec
 
 from agent.core.readings import DeviceReading
 from gputally.base.background_tasks import BackgroundTasks
@@ -21,8 +22,7 @@ from gputally.base.clock import Clock
 SEAM: Final = "gputally.gpu_readers"
 
 
-@dataclass(frozen=True, slots=True)
-class GpuReadings:
+class GpuReadings(msgspec.Struct, frozen=True):
     """One reading.
 
     devices: all devices of the source. Of a reader that fills: the devices of `before` for which it has values.
@@ -67,8 +67,7 @@ class DriverReader(GpuReader, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(msgspec.Struct, frozen=True):
     """What the agent tells a reader that it opens.
 
     tasks: the list of the agent's threads, in which a reader enters its own.
@@ -85,8 +84,7 @@ class Surroundings:
     restarted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DriverCheck:
+class DriverCheck(msgspec.Struct, frozen=True):
     """A driver that `gputally doctor` examines on its machine.
 
     reader: reads it.
@@ -100,8 +98,7 @@ class DriverCheck:
     no_gpus: str
 
 
-@dataclass(frozen=True, slots=True)
-class GpuReaderPlugin:
+class GpuReaderPlugin(msgspec.Struct, frozen=True):
     """The manifest of a reader.
 
     name: the word in the setting `gpu_readers`, also the name of the entry point and of the reader's metrics.

@@ -18,7 +18,6 @@ import os
 import pwd
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,8 +42,7 @@ _RUNTIME_NAMES = {"libpod": "podman", "cri-containerd": "containerd", "crio": "c
 _SHORT_ID = 12
 
 
-@dataclass(frozen=True, slots=True)
-class PodMatch:
+class PodMatch(msgspec.Struct, frozen=True):
     """A pod in the path of a control group. container_id: the container that follows in the path; "" if none does."""
 
     uid: str

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
 
 from agent.core.readings import Allocation, Gpu, Unavailable
 from agent.wire import Holder, PodFacts
@@ -34,14 +35,13 @@ _RESOURCE: Final = r"[a-zA-Z0-9.-]{1,253}/[a-zA-Z0-9._-]{1,63}"
 _FOLDER: Final = r"[\w.@*-]{1,255}(?:/[\w.@*-]{1,255}){0,7}"
 
 
-@dataclass(frozen=True, slots=True)
-class KnownPod:
+class KnownPod(msgspec.Struct, frozen=True):
     """A pod that the API server lists. containers: the names of its containers, by the container runtime's ids."""
 
     uid: str
     namespace: str
     name: str
-    containers: Mapping[str, str] = field(default_factory=dict)
+    containers: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def named_holder(self, holder: Holder) -> Holder:
         """Return the holder of a control group with the names of the pod and the container. An unknown container keeps
@@ -51,8 +51,7 @@ class KnownPod:
         return Holder(kind="pod", uid=self.uid, namespace=self.namespace, name=self.name, container=container)
 
 
-@dataclass(frozen=True, slots=True)
-class Holdings:
+class Holdings(msgspec.Struct, frozen=True):
     """One reading of the holders of a node.
 
     facts: the facts of the pods among the holders.
@@ -68,10 +67,10 @@ class Holdings:
     allocations: tuple[Allocation, ...] | Unavailable
     fault: str = ""
     sources: tuple[tuple[str, str], ...] = ()
-    known: Mapping[str, KnownPod] = field(default_factory=dict)
+    known: Mapping[str, KnownPod] = msgspec.field(default_factory=dict)
     took_ms: tuple[tuple[str, int], ...] = ()
     unresolved: tuple[str, ...] = ()
-    unknown: Mapping[str, str] = field(default_factory=dict)
+    unknown: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 class HolderSource(Protocol):
@@ -108,8 +107,7 @@ class PodNames(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSurroundings:
+class NodeSurroundings(msgspec.Struct, frozen=True):
     """What the agent tells a source that it opens.
 
     node: the name of this node.
@@ -123,13 +121,12 @@ class NodeSurroundings:
     clock: Clock
     tasks: BackgroundTasks
     settings: AgentSettings
-    environ: Mapping[str, str] = field(default_factory=dict)
+    environ: Mapping[str, str] = msgspec.field(default_factory=dict)
     drivers: Drivers | None = None
     pod_names: PodNames | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class VirtualDevices:
+class VirtualDevices(msgspec.Struct, frozen=True):
     """How a system that cuts GPUs into virtual devices of different sizes names them, and how a container states its
     part of each: by limits, which nobody can change later.
 
@@ -157,8 +154,7 @@ class VirtualDevices:
         return self.devices, self.cores, self.memory, self.memory_percent
 
 
-@dataclass(frozen=True, slots=True)
-class JobCgroups:
+class JobCgroups(msgspec.Struct, frozen=True):
     """Where a batch system puts the processes of its jobs in the tree of control groups.
 
     folders: folders of the root or of systemd's slices that only the system itself makes, because users may choose any
@@ -186,8 +182,7 @@ class JobCgroups:
             raise ValueError(f"{str(self.cancel)[:80]!r} is no command, such as batchctl cancel")
 
 
-@dataclass(frozen=True, slots=True)
-class SourceCheck:
+class SourceCheck(msgspec.Struct, frozen=True):
     """What a source answered to `gputally doctor`.
 
     pods: the number of pods that it named.
@@ -199,8 +194,7 @@ class SourceCheck:
     failure: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class HolderPlugin:
+class HolderPlugin(msgspec.Struct, frozen=True):
     """The manifest of a source of holders or of a way to share GPUs. It has at least one of `open`, `parts` and `jobs`.
 
     name: the word in the settings `holders` (a source) and `gpu_sharing` (parts), also the name of the entry point.

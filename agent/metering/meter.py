@@ -22,7 +22,6 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from zoneinfo import ZoneInfo
@@ -65,8 +64,7 @@ class SpanReadings(msgspec.Struct, frozen=True, gc=False):
     method: Method
 
 
-@dataclass(slots=True)
-class _Total:
+class _Total(msgspec.Struct):
     """A sum. It is unknown if one of its values was missing while other figures could be read."""
 
     value: int = 0

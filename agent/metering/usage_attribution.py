@@ -15,8 +15,9 @@ neither clock nor I/O nor state."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import lcm
+
+import msgspec
 
 from agent.core.readings import Allocation, Gpu, MigInstance
 from agent.wire import Holder, Sharing, Slice
@@ -26,8 +27,7 @@ from gputally.base.units import US_PER_MS
 _PPM = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(msgspec.Struct, frozen=True):
     """The claim of one holder on a GPU, or the part that nothing holds. Each share becomes one row.
 
     key: the `reading_key` of the holder.
@@ -45,8 +45,7 @@ class Share:
     exclusive: bool
 
 
-@dataclass(frozen=True, slots=True)
-class DevicePart:
+class DevicePart(msgspec.Struct, frozen=True):
     """A whole GPU, one MIG instance, or the compute slices outside every instance (`outside`).
 
     weight: the size of the part: its fraction of the device is weight / (sum of the weights of all parts).
@@ -61,8 +60,7 @@ class DevicePart:
     weights: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True):
     """How one GPU is divided among its holders. The order of parts and shares does not depend on the order of the
     allocations.
 

@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import inf, isnan
 from operator import attrgetter
 from typing import Literal
+
+import msgspec
 
 from agent.core.readings import DeviceReading, HolderReading, NodeSnapshot, Reading, Unavailable
 from agent.wire import Holder, PodFacts, UsageInterval
@@ -36,8 +37,7 @@ MAX_REMEMBERED = 5_000
 Kind = Literal["counter", "gauge", "untyped"]
 
 
-@dataclass(slots=True)
-class Family:
+class Family(msgspec.Struct):
     """A metric family: its name, its help text and its series.
 
     name: the full name, with the `_total` of a counter.
@@ -49,7 +49,7 @@ class Family:
     text: str
     kind: Kind
     labels: Sequence[str] = ()
-    series: list[tuple[tuple[str, ...], float]] = field(default_factory=list)
+    series: list[tuple[tuple[str, ...], float]] = msgspec.field(default_factory=list)
 
     def add(self, labels: tuple[str, ...], value: float) -> None:
         """Add a series. labels: the values of the labels, in the order of the label names."""
@@ -107,8 +107,7 @@ Place = tuple[str, ...]
 """The first five labels of a `PodKey`: a holder on a device, independent of sharing and method."""
 
 
-@dataclass(frozen=True, slots=True)
-class Operations:
+class Operations(msgspec.Struct, frozen=True):
     """The state of the agent itself, which the main loop updates after every sample.
 
     nvml_up: True if the driver answers; None for a source without NVML, such as a simulated node.
@@ -128,9 +127,9 @@ class Operations:
     outbox_rows: int = 0
     outbox_bytes: int = 0
     outbox_oldest_age_s: float = 0.0
-    uploads: Mapping[str, int] = field(default_factory=dict)
-    parked: Mapping[str, int] = field(default_factory=dict)
-    collectors: Mapping[str, tuple[bool | None, float | None]] = field(default_factory=dict)
+    uploads: Mapping[str, int] = msgspec.field(default_factory=dict)
+    parked: Mapping[str, int] = msgspec.field(default_factory=dict)
+    collectors: Mapping[str, tuple[bool | None, float | None]] = msgspec.field(default_factory=dict)
     sample_s: float = 0.0
     intervals_closed: int = 0
     unspooled_rows: int = 0
@@ -139,8 +138,7 @@ class Operations:
     unseen: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class DeviceTotals:
+class DeviceTotals(msgspec.Struct):
     """The sums of the rows of one device, or of one holder on it; None if no row had the figure. Units are those of
     `agent.wire.UsageInterval`.
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -59,8 +58,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("agent.upload.spool")
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(msgspec.Struct, frozen=True):
     """The result of one `append`.
 
     last_seq: the newest assigned number.
@@ -71,8 +69,7 @@ class Appended:
     refused_facts: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LostRecords:
+class LostRecords(msgspec.Struct, frozen=True):
     """Numbers of sets and facts that could not be stored. The rows of the sets are within [first_ms, last_ms)."""
 
     first_ms: int
@@ -81,8 +78,7 @@ class LostRecords:
     facts: int
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
+class Pending(msgspec.Struct, frozen=True):
     """The next records to send: every number from `first_seq` to `last_seq`, in whole units.
 
     oldest_seq: the oldest stored number.
@@ -97,8 +93,7 @@ class Pending:
     skipped: tuple[Skipped, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Stats:
+class Stats(msgspec.Struct, frozen=True):
     """Figures about the outbox. Unless the name gives another unit, they are numbers of records.
 
     rows, bytes: stored records and their size.
@@ -264,7 +259,10 @@ class Outbox:
                 refused = (len(units) - len(facts), len(facts))
                 self._spool.mark(lost_sets=self._spool.marks.lost_sets + refused[0])
                 lost = lost_records(sets, len(facts), now)
-                log.error("the outbox is full: records are lost, and their time stays unmetered", extra=asdict(lost))
+                log.error(
+                    "the outbox is full: records are lost, and their time stays unmetered",
+                    extra=msgspec.structs.asdict(lost),
+                )
                 self._record_loss(OUTBOX_FULL, now)
             elif units:
                 self._insert(units, size, now, origin)

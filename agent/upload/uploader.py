@@ -26,7 +26,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Final, Literal
@@ -182,8 +181,7 @@ AHEAD_KEPT_MS = 3_600_000
 Outcome = Literal["idle", "waiting", "accepted", "rewound", "narrowed", "parked", "retry"]
 
 
-@dataclass(frozen=True, slots=True)
-class ShipResult:
+class ShipResult(msgspec.Struct, frozen=True):
     """The result of one attempt to send.
 
     outcome: `idle` (nothing to send), `waiting` (still backing off), `accepted` (stored by the accountant), `rewound`

@@ -67,11 +67,15 @@ def plugins(seam: str, kind: type[T]) -> tuple[Plugin[T], ...]:
     return _listed(seam, any_kind)
 
 
+_entry_points = cache(entry_points)
+"""Those of all groups, because each search reads a file of every installed package."""
+
+
 @cache
 def _listed(seam: str, kind: Any) -> tuple[Plugin[Any], ...]:
     named_and_versioned = cache(_named_and_versioned)
     found = sorted(
-        ((*named_and_versioned(point.dist), point) for point in entry_points(group=seam)),
+        ((*named_and_versioned(point.dist), point) for point in _entry_points().select(group=seam)),
         key=lambda one: (one[0] != OURS, one[0], one[2].name),
     )
     taken: dict[str, str] = {}
@@ -165,7 +169,7 @@ def _misshapen(value: Any, hint: Any, place: str) -> Iterator[str]:
     elif origin in (tuple, frozenset):
         for at, item in enumerate(value):
             yield from _misshapen(item, args[0], f"{place}[{at}]")
-    elif origin is None and hasattr(hint, "__dataclass_fields__"):
+    elif origin is None and (hasattr(hint, "__dataclass_fields__") or hasattr(hint, "__struct_fields__")):
         for name, inner in _hints(hint).items():
             yield from _misshapen(getattr(value, name), inner, f"{place}.{name}" if place else name)
 

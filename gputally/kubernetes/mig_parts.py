@@ -9,24 +9,24 @@ smaller than it can become."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
+
+import msgspec
 
 from gputally.base.gpu_model_names import gpu_model_of_node
 from gputally.base.mig_profiles import compute_slices, parse_mig_profile
 from gputally.kubernetes.objects import MIG, MigSlices, Object, quantity, value_at
 
 
-@dataclass(frozen=True, slots=True)
-class MigParts:
+class MigParts(msgspec.Struct, frozen=True):
     """The compute slices of the cluster's GPUs, as one look at its nodes shows them.
 
     products: by node, its GPU model; "" if its labels state none.
     offered: by profile, without its suffix, the fewest compute slices of the GPUs that offer it."""
 
-    products: Mapping[str, str] = field(default_factory=dict)
-    offered: Mapping[str, int] = field(default_factory=dict)
+    products: Mapping[str, str] = msgspec.field(default_factory=dict)
+    offered: Mapping[str, int] = msgspec.field(default_factory=dict)
 
     @classmethod
     def of(cls, nodes: Iterable[Object]) -> MigParts:

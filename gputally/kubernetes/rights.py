@@ -3,11 +3,10 @@ doctor's check of rights come from there."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Rights:
+class Rights(msgspec.Struct, frozen=True):
     """Rights in the cluster. For a kind that the API server does not serve, none is needed.
 
     group: the API group; "" for the core.

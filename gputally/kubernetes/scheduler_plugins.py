@@ -12,9 +12,10 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
+
+import msgspec
 
 from gputally.base.plugins import OURS, plugins, usable
 from gputally.kubernetes import objects
@@ -42,8 +43,7 @@ _OF_KUBERNETES: Final = frozenset(map(_identity, _SHARED))
 _log = logging.getLogger("gputally.schedulers")
 
 
-@dataclass(frozen=True, slots=True)
-class PodQueueLabels:
+class PodQueueLabels(msgspec.Struct, frozen=True):
     """The labels and annotations with which pods name their queue.
 
     keys: the keys of the labels and annotations, the newest first.
@@ -55,8 +55,7 @@ class PodQueueLabels:
     scheduler_names: frozenset[str] | None
 
 
-@dataclass(frozen=True, slots=True)
-class JobLabel:
+class JobLabel(msgspec.Struct, frozen=True):
     """A label that names a pod's job.
 
     kind: the kind of the job.
@@ -68,8 +67,7 @@ class JobLabel:
     below: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class PodJobLabels:
+class PodJobLabels(msgspec.Struct, frozen=True):
     """The labels that the controllers of a scheduler's own jobs put on pods, to name a job whose chain of owners is not
     known in full.
 
@@ -81,8 +79,7 @@ class PodJobLabels:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PodGangKeys:
+class PodGangKeys(msgspec.Struct, frozen=True):
     """The labels and annotations with which pods name their gang, and what else a scheduler places them by. They count
     on pods that the scheduler places; of one that places no pods, `gang` counts on every pod. "": pods do not say it.
 
@@ -112,8 +109,7 @@ class PodGangKeys:
             raise ValueError(f"leaders are {str(leaders)[:80]}, not labels, each with its values")
 
 
-@dataclass(frozen=True, slots=True)
-class LevelObjects:
+class LevelObjects(msgspec.Struct, frozen=True):
     """Objects of one kind, one of the scheduler's own.
 
     above: the fields that may name what is above, in the order in which they count, such as `spec.clusterQueue`.
@@ -124,8 +120,7 @@ class LevelObjects:
     queue: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class QueueLevels:
+class QueueLevels(msgspec.Struct, frozen=True):
     """What is above the queues that pods name in their own namespace, for a policy that names that instead. The
     accountant watches these objects, so the manifest's `rights` allow it. References to the leading queues begin with
     the scheduler's name.
@@ -148,8 +143,7 @@ class QueueLevels:
         return self.queues, self.workloads, self.leading, self.groups
 
 
-@dataclass(frozen=True, slots=True)
-class SharedGpuKeys:
+class SharedGpuKeys(msgspec.Struct, frozen=True):
     """The annotations with which pods that the scheduler places request parts of GPUs, and with which it says which
     GPUs they got.
 
@@ -168,8 +162,7 @@ class SharedGpuKeys:
     group: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class OwnQueue:
+class OwnQueue(msgspec.Struct, frozen=True):
     """A queue of a scheduler, as its own object defines it.
 
     quota: its guaranteed GPUs; None if the object states none.
@@ -195,8 +188,7 @@ def stated_gpus(resources: object, parts: MigParts) -> float | None:
     return gpus(resources, parts.anywhere)
 
 
-@dataclass(frozen=True, slots=True)
-class SettingFile:
+class SettingFile(msgspec.Struct, frozen=True):
     """A setting of the controller that names a file or a folder, and an option of commands that reach the scheduler.
 
     help: what it is, for people."""
@@ -205,8 +197,7 @@ class SettingFile:
     help: str
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerPlugin:
+class SchedulerPlugin(msgspec.Struct, frozen=True):
     """The manifest of a scheduler.
 
     name: the scheduler's name in reports, metrics, decisions and references to queues of pods, also the name of the

@@ -17,7 +17,13 @@ from gputally.kubernetes import pod_queue_labels, scheduler_plugins
 
 def forget() -> None:
     """Forget what was found, as a new process has."""
-    for found in (registry._listed, scheduler_plugins.schedulers, installed.adapters, installed._whole_stops):
+    for found in (
+        registry._entry_points,
+        registry._listed,
+        scheduler_plugins.schedulers,
+        installed.adapters,
+        installed._whole_stops,
+    ):
         found.cache_clear()
     # What one of gputally's own sources remembers of others' manifests, if that source is there.
     own = [sys.modules[name] for name in list(sys.modules) if name.startswith("agent.holders.")]

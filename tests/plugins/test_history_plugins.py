@@ -50,6 +50,7 @@ def say(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
             install(folder, "other-package", {"gputally.histories": {name: "other_module:HISTORY"}}, other_module=text)
             importlib.invalidate_caches()
         monkeypatch.delitem(sys.modules, "accountant.cli.import_commands", raising=False)
+        registry._entry_points.cache_clear()
         registry._listed.cache_clear()
         code = main(command)
         told = capsys.readouterr()

@@ -106,6 +106,7 @@ def test_the_command_lists_plugins_and_fails_if_one_is_broken(folder: Path, caps
     assert {one["name"] for one in listed} >= {"smtp", "nvml", "kai", *deletable}
     assert all(one["reaches"] and one["page"] for one in listed)
     install(folder, "bad-package", {"gputally.channels": {"bad": "bad_module:PLUGIN"}}, bad_module="1 / 0")
+    registry._entry_points.cache_clear()
     registry._listed.cache_clear()
     assert main(["plugins", "--output", "csv"]) == 1
     assert "ZeroDivisionError" in capsys.readouterr().out

@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from agent.core.readings import COMPUTE_SLICES, MigInstance
 from agent.gpu_readers.nvml.nvml_library import Driver, NvmlRefused
@@ -23,8 +24,7 @@ LOOK_MS = 10 * MS_PER_SECOND
 """Time until the next lookup while a pod names an unknown instance, which may not exist."""
 
 
-@dataclass(frozen=True, slots=True)
-class MigDevice:
+class MigDevice(msgspec.Struct, frozen=True):
     """One MIG device with its handle.
 
     gi_slices: compute slices of its GPU instance.

@@ -15,7 +15,7 @@ import logging
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -75,8 +75,7 @@ def _health(recoveries: Sequence[Recovery]) -> Health:
     return "lost" if any(recovery.unusable for recovery in recoveries) else "ok"
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(msgspec.Struct, frozen=True):
     """What the agent may read and change.
 
     processes: True if the agent sees the host's processes, to which the driver's process numbers refer.

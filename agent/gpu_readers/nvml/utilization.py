@@ -31,7 +31,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -213,16 +212,15 @@ _COUNTS_FROM_HERE = Unavailable("accounting: counts from this reading on")
 _FULL_SCALE = 10_000
 
 
-@dataclass(slots=True)
-class Accounted:
+class Accounted(msgspec.Struct):
     """Busy microseconds from accounting mode since the previous reading, by process number.
 
     times: processes that run now or ran at the previous reading.
     ended: processes that began and ended between the two readings.
     otherwise: why the time of all other processes is unknown."""
 
-    times: dict[int, Reading] = field(default_factory=dict)
-    ended: dict[int, int] = field(default_factory=dict)
+    times: dict[int, Reading] = msgspec.field(default_factory=dict)
+    ended: dict[int, int] = msgspec.field(default_factory=dict)
     otherwise: Unavailable = _OFF
 
 
@@ -369,8 +367,7 @@ _NOT_REPORTED = Unavailable("not reported")
 _HIDDEN = "processes outside the agent's process namespace"
 
 
-@dataclass(frozen=True, slots=True)
-class Processes:
+class Processes(msgspec.Struct, frozen=True):
     """The processes of one GPU. unlisted: as in `agent.core.readings.DeviceReading`."""
 
     readings: tuple[ProcessReading, ...] = ()

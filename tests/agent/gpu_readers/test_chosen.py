@@ -254,8 +254,10 @@ def test_whatever_is_in_a_field_it_is_a_reading_or_refused(field: str, value: An
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of the path, in which a test installs packages."""
     monkeypatch.syspath_prepend(tmp_path)
+    registry._entry_points.cache_clear()
     registry._listed.cache_clear()
     yield tmp_path
+    registry._entry_points.cache_clear()
     registry._listed.cache_clear()
 
 
