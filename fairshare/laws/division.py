@@ -36,7 +36,7 @@ Source: KAI-Scheduler pkg/scheduler/plugins/proportion/resource_division, commit
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -44,6 +44,7 @@ from itertools import pairwise
 from math import frexp, fsum, ldexp
 from operator import add, attrgetter, lt, sub
 from struct import pack
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -62,7 +63,7 @@ from gputally.base.errors import DivisionError
 Steps = list[DivisionRound | Remainder]
 
 _MANY = 64
-"""Number of queues from which on a round computes with columns, which are slower for fewer."""
+"""Number of queues from which on columns are arrays, which are slower for fewer."""
 _SAFE = 2.0**900
 _MOST_SLICES = 4
 _MANTISSA = 53
@@ -70,7 +71,7 @@ _MANTISSA = 53
 
 def _column(values: Sequence[float]) -> npt.NDArray[np.float64]:
     """Return the values as an array. Packing takes half the time that numpy takes for a list."""
-    return np.frombuffer(pack(f"{len(values)}d", *values))
+    return np.frombuffer(bytearray(pack(f"{len(values)}d", *values)))
 
 
 def _sum(values: npt.NDArray[np.float64]) -> float:
@@ -111,7 +112,8 @@ def history(weights: Sequence[float], usage: Sequence[float], k: float, total: f
 class Siblings:
     """One sibling set during a division.
 
-    The queues are sorted by falling priority, then age, then name; all columns are in this order."""
+    The queues are sorted by falling priority, then age, then name; all columns are in this order. They are lists, but
+    arrays of many queues without steps in the default mode: `column` makes them."""
 
     def __init__(
         self, claims: list[QueueClaim], parent: str | None, steps: Steps | None, *, kai_compat: bool = False
@@ -120,22 +122,27 @@ class Siblings:
         self._names = [claim.name for claim in claims]
         ordered = sorted(sorted(claims, key=attrgetter("creation")), key=attrgetter("priority"), reverse=True)
         self.claims, self.names = ordered, [claim.name for claim in ordered]
-        self.weight = [claim.weight for claim in ordered]
-        self.usage = [claim.usage for claim in ordered]
-        self.cap = [claim.request if claim.limit == UNLIMITED else min(claim.request, claim.limit) for claim in ordered]
-        self.share = [0.0] * len(ordered)
+        self._many = len(ordered) >= _MANY and steps is None and not kai_compat
+        self.column: Any = _column if self._many else list
+        self.weight: Any = self.column([claim.weight for claim in ordered])
+        self.usage: Any = self.column([claim.usage for claim in ordered])
+        self.cap: Any = self.column(
+            [claim.request if claim.limit == UNLIMITED else min(claim.request, claim.limit) for claim in ordered]
+        )
+        self.share: Any = ()
         self.fraction = [0.0] * len(ordered)
         """Of a unit, what the rounds have left out for each queue."""
         self.parent, self.steps, self.kai_compat = parent, steps, kai_compat
-        levels, first = [], 0
-        for level, count in Counter([claim.priority for claim in ordered]).items():
-            levels.append((level, range(first, first + count)))
-            first += count
-        self._levels = levels
+        self._levels: list[tuple[int, range]] = []
+        end = 0
+        while (first := end) < len(ordered):
+            level = ordered[first].priority
+            end = bisect_right(ordered, -level, first, key=lambda claim: -claim.priority)
+            self._levels.append((level, range(first, end)))
 
     def shares(self) -> dict[str, float]:
         """Return the shares by name, sorted by name."""
-        share_of = dict(zip(self.names, self.share, strict=True))
+        share_of = dict(zip(self.names, self.share.tolist() if self._many else self.share, strict=True))
         return share_of if self.names == self._names else {name: share_of[name] for name in self._names}
 
     def give_deserved(self, total: float) -> float:
@@ -143,6 +150,9 @@ class Siblings:
 
         Every queue gets its quota up to its cap. Priority, usage and total have no influence."""
         quotas = [total if claim.deserved == UNLIMITED else claim.deserved for claim in self.claims]
+        if self._many:
+            self.share = np.minimum(_column(quotas), self.cap)
+            return total - fsum(self.share.tolist())
         self.share = list(map(min, quotas, self.cap))
         return self._less(total, self.share)
 
@@ -155,6 +165,9 @@ class Siblings:
         for level, queues in self._levels:
             if not pool > 0:
                 break
+            if self._many:
+                pool = self._give_many(pool, k, queues)
+                continue
             pool, index = self._rounds(pool, k, level, queues)
             if self.kai_compat:
                 unsatisfied.append((level, index))
@@ -182,8 +195,6 @@ class Siblings:
         """Give out whole units until a round leaves no surplus.
 
         Returns the rest of the pool, and the indexes of the queues that still want more."""
-        if len(queues) >= _MANY and self.steps is None and not self.kai_compat:
-            return self._rounds_of_many(pool, k, queues)
         share, cap, fraction = self.share, self.cap, self.fraction
         wanting = [i for i in queues if share[i] < cap[i]]
         weightless = self._weightless(wanting, k)
@@ -223,14 +234,12 @@ class Siblings:
             index = [i for i in index if share[i] < cap[i]]
         return pool, index
 
-    def _rounds_of_many(self, pool: float, k: float, queues: Sequence[int]) -> tuple[float, list[int]]:
-        """Return the same as `_rounds`, bit by bit, for many queues, without steps."""
-        first, end = queues[0], queues[-1] + 1
-        lists = self.share, self.weight, self.usage, self.cap
-        shares, weight, usage, cap = (_column(each[first:end]) for each in lists)
-        shares, fractions = shares.copy(), np.zeros(len(shares))
-        at = np.flatnonzero((shares < cap) & (weight > 0))
-        share, fraction, weight, usage, cap = (column[at] for column in (shares, fractions, weight, usage, cap))
+    def _give_many(self, pool: float, k: float, queues: range) -> float:
+        """Do the same as `_rounds` and `_remainders`, bit by bit, for many queues."""
+        level = slice(queues.start, queues.stop)
+        at = np.flatnonzero((self.share[level] < self.cap[level]) & (self.weight[level] > 0)) + queues.start
+        share, weight, usage, cap = (column[at] for column in (self.share, self.weight, self.usage, self.cap))
+        fraction = np.zeros(len(at))
         surplus = True
         while surplus and len(at) and pool > 0:
             n = weight / _sum(weight)
@@ -247,12 +256,18 @@ class Siblings:
             surplus = bool(np.count_nonzero(want < offered))
             share = share + given
             pool -= _sum(given)
-            shares[at], fractions[at], open_ = share, fraction, share < cap
+            self.share[at], open_ = share, share < cap
             if not open_.all():
                 at, columns = at[open_], (weight, usage, cap, share, fraction)
                 weight, usage, cap, share, fraction = (column[open_] for column in columns)
-        self.share[first:end], self.fraction[first:end] = shares.tolist(), fractions.tolist()
-        return pool, (at + first).tolist()
+        order = np.argsort(-fraction, kind="stable")[: np.count_nonzero(fraction > 0)]
+        most = np.minimum(cap[order] - share[order], 1.0)
+        gone = np.zeros(len(order))
+        gone[1:] = np.cumsum(most)[:-1]
+        give = np.minimum(pool - gone, most)
+        give = give[give > 0]
+        self.share[at[order[: len(give)]]] += give
+        return pool - fsum(give.tolist())
 
     def _remainders(self, pool: float, level: int, index: Iterable[int]) -> float:
         """Give up to one unit to each queue, the largest fraction first, until nothing is left of the pool.
@@ -315,7 +330,7 @@ def divide(case: DivisionProblem, *, explain: bool = False, kai_compat: bool = F
     steps: Steps | None = [] if explain else None
     if case.function == "divideOverQuotaResource":
         siblings = Siblings(claims, None, steps, kai_compat=kai_compat)
-        siblings.share = [claim.initial for claim in siblings.claims]
+        siblings.share = siblings.column([claim.initial for claim in siblings.claims])
         remaining = siblings.divide_over_quota(case.total, case.k)
         return Division(siblings.shares(), remaining, {}, tuple(steps or ()))
     flat = case.function == "setResourceShare" or not any(map(attrgetter("parent"), claims))

@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.wire.policy_models import Bounds, Policy, QueuePolicy, UsageWindow
-from fairshare.core.queues_and_weights import UNLIMITED, DivisionProblem, DivisionRound, QueueClaim, Remainder, Standing
+from fairshare.core.queues_and_weights import (
+    UNLIMITED,
+    DivisionProblem,
+    DivisionRound,
+    Function,
+    QueueClaim,
+    Remainder,
+    Standing,
+)
 from fairshare.laws.division import divide
 from fairshare.laws.weight_calculation import (
     WeightInputs,
@@ -95,10 +103,14 @@ def test_many_queues_get_the_same_with_and_without_an_explanation(seed: int, k: 
             weight=chance.choice((0.0, 1 / 3, chance.random() * 10.0 ** chance.randrange(-6, 7))),
             usage=chance.random() / 50,
             creation=chance.randrange(5),
+            priority=chance.choice((100, 100, 100, 50, 7)),
+            limit=chance.choice((-1.0, -1.0, float(chance.randrange(40)))),
+            initial=chance.choice((0.0, chance.random() * 9)),
         )
         for i in range(chance.randrange(64, 130))
     )
-    case = DivisionProblem("many", chance.random() * 20 * len(claims), k, claims)
+    function: Function = chance.choice(("setResourceShare", "hierarchy", "divideOverQuotaResource"))
+    case = DivisionProblem("many", chance.random() * 20 * len(claims), k, claims, function)
     quick, explained = divide(case), divide(case, explain=True)
     assert (quick.shares, quick.remaining) == (explained.shares, explained.remaining)
 
