@@ -525,7 +525,10 @@ def with_attempts(
         found = job_attempts.attempts(moment, key, span[:2], decisions, nodes, principal.teams, whole=whole)
     except UnsupportedQuestion:
         return answer
-    return answer.model_copy(update={"attempts": found.newest, "earlier_attempts": found.earlier})
+    return answer.model_copy(update={
+            "attempts": found.newest, "earlier_attempts": found.earlier, "lost_gpu_us": found.lost_gpu_us,
+            "known_lost_gpu_us": found.known_lost_gpu_us,
+        })  # fmt: skip
 
 
 def job_span(

@@ -311,7 +311,8 @@ def attempts(
     limit: Limit = 20,
 ) -> dict[str, Any]:
     """Each time in the span that a job ran: when, how long it waited before, what it held, how it ended, by whom and
-    why it was stopped, and who held its GPUs next. Newest first, for the dearest job of the span with this text in its
+    why it was stopped, and who held its GPUs next. `lost_gpu_hours` is what all stops lost
+    since a checkpoint (null: unknown of one). Newest first, for the dearest job of the span with this text in its
     path."""
     query = {"start": start, "end": end, "search": job, "limit": "1"}
     found = accountant.ask(JobsAnswer, "/v1/jobs", query)
@@ -337,6 +338,8 @@ def attempts(
     answer = _page(
         accountant, "GPU-hours", found, rows, "/v1/jobs", query, job=_job(accountant, listed), jobs=found.count,
         earlier_attempts=earlier,
+        lost_gpu_hours=None if one.lost_gpu_us is None else _hours(one.lost_gpu_us),
+        known_lost_gpu_hours=None if one.known_lost_gpu_us is None else _hours(one.known_lost_gpu_us),
     )  # fmt: skip
     return {**answer, "next_page": None, "link": answer["job"]["link"]}
 

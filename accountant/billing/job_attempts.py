@@ -63,6 +63,20 @@ class Attempts:
     newest: tuple[JobAttempt, ...]
     earlier: int | None
 
+    @property
+    def lost_gpu_us(self) -> int | None:
+        """What all stops of the job lost, in GPU-µs; None if it is unknown of one."""
+        return None if self.earlier != 0 or None in self._lost else self.known_lost_gpu_us
+
+    @property
+    def known_lost_gpu_us(self) -> int:
+        """What those stops lost of which it is known."""
+        return sum(lost for lost in self._lost if lost is not None)
+
+    @property
+    def _lost(self) -> list[int | None]:
+        return [one.lost_gpu_us for one in self.newest if one.end not in ("running", "ended")]
+
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:

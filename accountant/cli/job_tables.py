@@ -163,6 +163,7 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
                 ("user", ", ".join(job.users)),
                 ("pods", f"{job.pods:,}, {job.pods_running:,} running"),
                 ("longest wait in the queue", _length(job.waited_ms)),
+                ("GPU-hours lost by stops", _lost(answer) if answer.attempts else ""),
                 (
                     "now",
                     ""
@@ -240,6 +241,13 @@ def _stopped_by(one: JobAttempt) -> str:
     """By whom and why an attempt was stopped."""
     begin = one.by or ("" if one.reason and one.end in ("stopped", "node-down") else _ENDS[one.end])
     return ": ".join(filter(None, (begin, one.reason)))
+
+
+def _lost(answer: JobAnswer) -> str:
+    """The GPU-hours that the stops of a job lost."""
+    if answer.lost_gpu_us is not None:
+        return hours(answer.lost_gpu_us)
+    return f"at least {hours(answer.known_lost_gpu_us)}" if answer.known_lost_gpu_us else "unknown"
 
 
 def _ran_ms(one: JobAttempt, until_ms: int) -> int | None:

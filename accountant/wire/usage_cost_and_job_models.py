@@ -529,7 +529,9 @@ class JobAnswer(Model):
     attempts: the newest 50 attempts in this time, in order of time. None if this ledger does not know them: a lake
         has whole hours; ask the cluster's own accountant. They have the job's held time, unless there are
         `earlier_attempts`, which are counted only.
-        earlier_attempts: None if their number is unknown, because not all holds are read."""
+        earlier_attempts: None if their number is unknown, because not all holds are read.
+    lost_gpu_us: the time that it held since a checkpoint and lost by a stop, over all attempts. None if that is unknown
+        of one of them. known_lost_gpu_us: of those of which it is known; None without attempts."""
 
     start_ms: int
     end_ms: int
@@ -540,6 +542,8 @@ class JobAnswer(Model):
     epochs: tuple[EpochLine, ...]
     attempts: tuple[JobAttempt, ...] | None = None
     earlier_attempts: int | None = 0
+    lost_gpu_us: int | None = None
+    known_lost_gpu_us: int | None = None
 
 
 class DoneSpan(Model):

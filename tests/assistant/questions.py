@@ -82,6 +82,12 @@ QUESTIONS = {
         {"number": 1, "end": "preempted", "by": "kai-scheduler",
          "reason": "preempted by higher priority workload ops/demo", "gpu_hours": "8"}, lead=True,
     ),
+    "lost": Question(
+        "How many GPU-hours of my job were lost by preemptions?", ("Jobs", "Job/train"),
+        ("GPU-hours, 0.5 lost by stops",),
+        ("jobs", "prod/vision/Job/train"), ("lost by stops", "0.5"),
+        "attempts", {"job": "vision/Job/train", "start": "2026-11-01"}, {"lost_gpu_hours": "0.5"},
+    ),
     "idle notebooks": Question(
         "Which notebooks have been idle for a day?", ("Explore", "Usual questions", "Idle notebooks, 24 h"),
         ("Notebook/explore", "24.0"),

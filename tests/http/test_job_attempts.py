@@ -129,6 +129,26 @@ def test_what_was_lost_is_what_was_held_since_the_last_epoch(service: Service) -
     assert first["lost_gpu_us"] == 2 * 5 * MINUTE_MS * 1000
     assert second["lost_gpu_us"] == (20 + 19) * MINUTE_MS * 1000, "no epoch ended in it"
     assert third["lost_gpu_us"] is None, "it runs"
+    whole = asked(service, "all")
+    assert whole["lost_gpu_us"] == whole["known_lost_gpu_us"] == first["lost_gpu_us"] + second["lost_gpu_us"]
+    page = read(client_of(service).get(f"/job/{JOB}", headers=bearer("all") | BROWSER).text)
+    assert any("0.8 lost by stops" in text for text in page.texts)
+
+
+def test_what_all_stops_lost_is_unknown_if_it_is_unknown_of_one(service: Service) -> None:
+    unknown = asked(service, "all")
+    assert (unknown["lost_gpu_us"], unknown["known_lost_gpu_us"]) == (None, 0)
+    page = client_of(service).get(f"/job/{JOB}", headers=bearer("all") | BROWSER).text
+    assert "how much was lost is unknown" in page
+    made = decision(
+        id="cycle/0/0", at_ms=BEGIN + 19 * MINUTE_MS, kind="preemption", subject="Job/vision/train", mode="enforce",
+        reason="team nlp is owed 1 GPU", inputs={"pods": ["vision/pod-a1"], "result": "stopped", "lost_gpu_hours": 0.5},
+    )  # fmt: skip
+    assert client_of(service).post("/v1/decisions", json=[made], headers=bearer("all")).status_code == 200
+    half = asked(service, "all")
+    assert (half["lost_gpu_us"], half["known_lost_gpu_us"]) == (None, 1_800_000_000)
+    page = client_of(service).get(f"/job/{JOB}", headers=bearer("all") | BROWSER).text
+    assert "at least 0.5 lost" in page
 
 
 @pytest.mark.parametrize(
