@@ -19,6 +19,16 @@ from accountant.ledger.protocols import JobKey, JobPods, QueuedPod
 from agent.wire import PodFacts
 
 
+def existed(facts: PodFacts, start_ms: int, end_ms: int, *, waiting: bool = False, placed: bool = False) -> bool:
+    """Whether accountant.ledger.protocols.Moment.pods of a span has the pod. `pods_between.sql` has the same rule."""
+    begun, settled = facts.created_ms, (facts.scheduled_ms, facts.started_ms, facts.ended_ms)
+    if begun is None and placed:
+        begun = min((at for at in settled[:2] if at is not None), default=None)
+    if begun is None or begun >= end_ms or (facts.ended_ms is not None and facts.ended_ms <= start_ms):
+        return False
+    return not waiting or settled == (None, None, None)
+
+
 def pods_by_job(pods: Iterable[QueuedPod]) -> dict[JobKey, JobPods]:
     """Counts pods by job, without keeping them."""
     found: dict[JobKey, JobPods] = {}

@@ -25,7 +25,7 @@ import pyarrow as pa
 from pydantic import ValidationError
 from sqlglot import exp
 
-from accountant.billing.queue_waits import pods_by_job
+from accountant.billing.queue_waits import existed, pods_by_job
 from accountant.billing.statements import Statement, from_canonical
 from accountant.core.claim_overlap import Span
 from accountant.core.errors import LakeUnavailable, LedgerUnavailable, UnreadableLedger, UnsupportedQuestion
@@ -58,6 +58,7 @@ from accountant.ledger.protocols import (
     JobKey,
     JobPods,
     MisdatedRecords,
+    Moment,
     NodeFacts,
     Quarantined,
     QueuedPod,
@@ -436,48 +437,9 @@ class LakeLedger:
                 "the lake has only windows of allocated or busy time, without shards, weights and a decay by period: "
                 f"query the accountant of {self.row.ledger}"
             )
-        start_ms, end_ms = bounds(spec, at_ms, self._zone)
-        decayed = spec.half_life is not None
-        inner = [hour.start_ms for hour in local_hours(start_ms, end_ms, self._zone)[1:]] if decayed else []
-        edges = (start_ms, *inner, end_ms)
-        where: Where = {} if cluster is None else {"cluster": (cluster,)}
-        leaves: dict[str, int] = {}
-        capacity = working = metered = 0
-        found = self.usage(edges, ("queue",), where)
-        for span, (begin, end) in enumerate(pairwise(edges)):
-            weight = factor(begin, end, end_ms, spec.half_life) if decayed else None
-            for line in found.lines(span):
-                accounts, queue = line.accounts_gpu_us, line.key["queue"]
-                there = accounts.total - accounts.down
-                working += there
-                metered += there - accounts.unmetered - (accounts.allocated_unknown if measure == "busy" else 0)
-                capacity += there if weight is None else term(there, weight)
-                used = getattr(accounts, measure)
-                if used and queue != IDLE:
-                    leaves[queue] = leaves.get(queue, 0) + (used if weight is None else term(used, weight))
-        known = [Assignment(version) for version in self.status().policies(start_ms, end_ms)]
-        policies = [rules for _, _, rules in in_force(known, start_ms, end_ms)]
-        usage, unassigned = rolled_up(leaves, policies)
-        version = policies[-1].version if policies else None
         newest = [at for name, at in self.row.clusters.items() if cluster in (None, name)]
-        return UsageWindow(
-            kind=spec.kind,
-            start_ms=start_ms,
-            end_ms=end_ms,
-            half_life_s=spec.half_life,
-            measure=measure,
-            unit="gpu_us",
-            by="queue",
-            usage=usage,
-            unassigned=unassigned,
-            capacity=capacity,
-            watermark_ms=min(*newest, self.row.until_ms) if newest else None,
-            coverage=metered / working if working else 1.0,
-            policy_version=version.version if version is not None else None,
-            cluster=cluster,
-            policy_counting=policies[-1].counting if policies and cluster is not None else None,
-            since_ms=min(end_ms, max(start_ms, self.row.first_ms or end_ms)),
-        )
+        watermark_ms = min(*newest, self.row.until_ms) if newest else None
+        return window_of_hours(self, spec, at_ms, measure, self._zone, cluster, watermark_ms)
 
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
         """From when until when each of these jobs held GPUs, rounded outwards to the hour. Jobs that never held a GPU
@@ -535,20 +497,10 @@ class LakeLedger:
         query = every_column(PODS).where(self._own())
         if of is not None:
             query = query.where(_among("job", {key.job for key in of}))
-        found = []
         rows = self._list(query)
         with self._readable():
             pods = [QueuedPod(row["cluster"], row["team"], row["queue"], _PODS.decode(row["facts"])) for row in rows]
-        for pod in pods:
-            facts = pod.facts
-            begun = facts.created_ms
-            if begun is None and placed:
-                begun = min((at for at in (facts.scheduled_ms, facts.started_ms) if at is not None), default=None)
-            over = facts.ended_ms is not None and facts.ended_ms <= start_ms
-            settled = any(at is not None for at in (facts.scheduled_ms, facts.started_ms, facts.ended_ms))
-            if begun is None or begun >= end_ms or over or (waiting and settled):
-                continue
-            found.append(pod)
+        found = [pod for pod in pods if existed(pod.facts, start_ms, end_ms, waiting=waiting, placed=placed)]
         chosen = found if of is None else [pod for pod in found if pod.key in frozenset(of)]
         return iter(sorted(chosen, key=lambda pod: (pod.cluster, pod.facts.uid)))
 
@@ -863,6 +815,59 @@ class LakeLedger:
                 for row in self._rows(ACTS, "number")
             ]  # fmt: skip
         return self._acts
+
+
+def window_of_hours(
+    moment: Moment,
+    spec: WindowSpec,
+    at_ms: int,
+    measure: Measure,
+    tz: ZoneInfo,
+    cluster: str | None,
+    watermark_ms: int | None,
+) -> UsageWindow:
+    """A usage window of allocated or busy time, from the sums of whole local hours."""
+    start_ms, end_ms = bounds(spec, at_ms, tz)
+    decayed = spec.half_life is not None
+    inner = [hour.start_ms for hour in local_hours(start_ms, end_ms, tz)[1:]] if decayed else []
+    edges = (start_ms, *inner, end_ms)
+    where: Where = {} if cluster is None else {"cluster": (cluster,)}
+    leaves: dict[str, int] = {}
+    capacity = working = metered = 0
+    found = moment.usage(edges, ("queue",), where)
+    for span, (begin, end) in enumerate(pairwise(edges)):
+        weight = factor(begin, end, end_ms, spec.half_life) if decayed else None
+        for line in found.lines(span):
+            accounts, queue = line.accounts_gpu_us, line.key["queue"]
+            there = accounts.total - accounts.down
+            working += there
+            metered += there - accounts.unmetered - (accounts.allocated_unknown if measure == "busy" else 0)
+            capacity += there if weight is None else term(there, weight)
+            used = getattr(accounts, measure)
+            if used and queue != IDLE:
+                leaves[queue] = leaves.get(queue, 0) + (used if weight is None else term(used, weight))
+    known = [Assignment(version) for version in moment.status().policies(start_ms, end_ms)]
+    policies = [rules for _, _, rules in in_force(known, start_ms, end_ms)]
+    usage, unassigned = rolled_up(leaves, policies)
+    version = policies[-1].version if policies else None
+    return UsageWindow(
+        kind=spec.kind,
+        start_ms=start_ms,
+        end_ms=end_ms,
+        half_life_s=spec.half_life,
+        measure=measure,
+        unit="gpu_us",
+        by="queue",
+        usage=usage,
+        unassigned=unassigned,
+        capacity=capacity,
+        watermark_ms=watermark_ms,
+        coverage=metered / working if working else 1.0,
+        policy_version=version.version if version is not None else None,
+        cluster=cluster,
+        policy_counting=policies[-1].counting if policies and cluster is not None else None,
+        since_ms=min(end_ms, max(start_ms, moment.status().extent[0] or end_ms)),
+    )
 
 
 def every_column(table: LakeTable) -> exp.Select:

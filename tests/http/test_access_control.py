@@ -232,7 +232,7 @@ def test_who_may_not_pass_is_not_read(accountant):
     assert running.client.post("/v1/usage", content=b"x" * 5000).status_code == 401
     answer = running.client.post("/v1/usage", content=b"x" * 5000, headers=scoped("read"))
     assert answer.status_code == 403
-    assert running.ledger.rows == {}
+    assert running.ledger.booked == {}
 
 
 @pytest.fixture
@@ -249,7 +249,7 @@ def test_a_team_lead_sees_its_own_team_only(with_leads):
         assert get(f"{path}?where.team=vision").status_code == 200
         assert get(f"{path}?where.team=speech").status_code == 403
         assert get(f"{path}?where.team=vision&where.team=speech").status_code == 403
-    assert {line["team"] for line in get("/v1/statement?month=2026-10").json()["lines"]} == {"vision"}
+    assert {line["team"] for line in get("/v1/statement?month=2026-11").json()["lines"]} == {"vision"}
     assert get("/v1/statement?month=2026-10&team=speech").status_code == 403
     assert get("/").headers["location"] == "/team/vision"
     assert get("/team/vision?month=2026-10").status_code == 200
@@ -290,7 +290,7 @@ def test_another_site_may_not_write_through_a_browser(accountant):
     running = accountant()
     answer = running.client.post("/v1/usage", content=encoded(pod_minutes()), headers={"Sec-Fetch-Site": "cross-site"})
     refused(answer, "cross-site")
-    assert running.ledger.rows == {}
+    assert running.ledger.booked == {}
     own = running.client.post("/v1/usage", content=encoded(pod_minutes()), headers={"Sec-Fetch-Site": "same-origin"})
     assert own.status_code == 200
 

@@ -305,7 +305,7 @@ def test_waits_are_shown_of_ones_own_teams(accountant):
     running = accountant(tokens=token_entry("lead", "read", ", teams: [vision]"))
     made = NOW_MS - 60_000
     mine = pod(created_ms=made, scheduled_ms=made + 5_000, started_ms=made + 7_000)
-    running.ledger.known += [
+    running.ledger.known_pods += [
         QueuedPod("prod", "vision", "a", mine),
         QueuedPod("staging", "speech", "b", pod("2", created_ms=made)),
     ]
@@ -327,7 +327,7 @@ def test_how_many_pods_wait_is_unknown_where_no_api_server_says_it(accountant):
     """The API, the list of jobs and its page, of one cluster and of all: zero only where the API server answers."""
     running = accountant(kubernetes={"inventory": True, "cluster": "prod"})
     made = NOW_MS - 60_000
-    running.ledger.known += [
+    running.ledger.known_pods += [
         QueuedPod(cluster, "vision", cluster, pod(cluster, created_ms=made, scheduled_ms=made + 5_000))
         for cluster in ("prod", "staging")
     ]
@@ -358,12 +358,12 @@ def test_waits_of_a_past_span_are_as_known_at_its_end_as_in_reports(accountant):
     """Of two pods that were created an hour ago, one was placed before the span and the other after it."""
     running = accountant()
     made, minute = NOW_MS - 3_600_000, 60_000
-    running.ledger.known += [
+    running.ledger.known_pods += [
         QueuedPod("prod", "vision", "a", pod("1", created_ms=made, scheduled_ms=made + minute)),
         QueuedPod("prod", "vision", "a", pod("2", created_ms=made, scheduled_ms=made + 50 * minute)),
     ]
     span = {"start": made + 10 * minute, "end": made + 30 * minute}
     (line,) = running.client.get("/v1/waits", params=span).json()
     assert (line["pods"], line["waiting"], line["queued"]["longest"]) == (1, 1, 30 * 60.0)
-    (row,) = queue_waits(running.ledger.known, *span.values(), None, watched="")
+    (row,) = queue_waits(running.ledger.known_pods, *span.values(), None, watched="")
     assert (row.pods, row.waiting, row.queued.longest_ms) == (1, 1, 30 * minute)

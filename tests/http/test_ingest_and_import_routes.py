@@ -43,7 +43,7 @@ def test_a_batch_is_answered_with_its_ack_after_it_is_stored(accountant, compres
     )
     assert answer.status_code == 200
     assert msgspec.json.decode(answer.content, type=Ack) == Ack(epoch="0192-epoch", durable_seq=3, checkpointed_seq=0)
-    assert len(running.ledger.rows["prod", "node-1", "0192-epoch"]) == 1
+    assert len(running.ledger.booked["prod", "node-1", "0192-epoch"]) == 1
 
 
 def test_fields_of_a_newer_agent_are_taken_and_ignored(accountant):
@@ -58,11 +58,11 @@ def test_fields_of_a_newer_agent_are_taken_and_ignored(accountant):
 def test_a_gap_is_a_409_that_carries_the_ack_to_rewind_to(accountant):
     running = accountant()
     post(running, pod_minutes(rows=2))
-    before = deepcopy(running.ledger.rows)
+    before = deepcopy(running.ledger.booked)
     problem = refused(post(running, pod_minutes(first=7)), "sequence-gap")
     ack = {"epoch": "0192-epoch", "durable_seq": 2, "checkpointed_seq": 0, "archived_seq": None, "clock_ms": None}
     assert problem["ack"] == ack
-    assert running.ledger.rows == before
+    assert running.ledger.booked == before
 
 
 BODIES = {
@@ -85,7 +85,7 @@ def test_a_body_that_cannot_be_taken_has_its_own_type_and_stores_nothing(account
     running = accountant(limits={"body_bytes": 4096, "decoded_bytes": 65_536})
     content, headers, slug = BODIES[case]
     refused(running.client.post("/v1/usage", content=content, headers=headers), slug)
-    assert running.ledger.rows == {}
+    assert running.ledger.booked == {}
 
 
 @pytest.mark.parametrize("field", ["cluster", "node", "boot_id", "epoch", "first_seq", "oldest_seq"])
@@ -94,14 +94,14 @@ def test_a_batch_without_a_needed_field_is_invalid(accountant, field):
     plain = json.loads(encoded(pod_minutes()))
     del plain[field]
     assert field in refused(running.client.post("/v1/usage", json=plain), "invalid-batch")["detail"]
-    assert running.ledger.rows == {}
+    assert running.ledger.booked == {}
 
 
 def test_another_schema_is_refused_so_that_the_agent_keeps_its_rows(accountant):
     running = accountant()
     problem = refused(post(running, pod_minutes(schema=99)), "unknown-schema")
     assert problem["status"] not in (400, 413, 422)  # those make an agent park what it cannot deliver
-    assert running.ledger.rows == {}
+    assert running.ledger.booked == {}
 
 
 def test_a_body_exactly_at_the_limit_is_read(accountant):
@@ -160,12 +160,12 @@ def test_a_bound_token_reports_for_its_own_node_only(accountant):
     running = accountant(tokens=token_entry("n1", "ingest", ", cluster: prod, node: node-1"))
     own = post(running, pod_minutes(), headers=bearer("n1"))
     assert own.status_code == 200
-    before = deepcopy(running.ledger.rows)
+    before = deepcopy(running.ledger.booked)
     for changes in ({"node": "node-2"}, {"cluster": "test"}):
         other = post(running, pod_minutes(**changes), headers=bearer("n1"))
         refused(other, "wrong-origin")
     refused(running.client.post("/v1/usage", content=b"{", headers=bearer("n1")), "malformed-batch")
-    assert running.ledger.rows == before
+    assert running.ledger.booked == before
 
 
 def test_every_answer_is_counted_by_status(accountant):
@@ -305,7 +305,7 @@ def test_rows_are_booked_and_the_mark_is_told(importer):
 def test_what_is_not_imported_is_refused(importer, changes):
     answer = importer.client.post("/v1/imports/usage", content=encoded(imported(**changes)))
     assert answer.status_code == 422
-    assert importer.ledger.rows == {}
+    assert importer.ledger.booked == {}
 
 
 def test_a_chunk_is_noted_once_and_is_part_of_the_trail(importer):

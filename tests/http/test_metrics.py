@@ -77,6 +77,7 @@ def value(family, **labels):
 
 def test_the_names_are_those_that_dashboards_and_alerts_were_written_for(accountant, scrape):
     running = accountant()
+    running.ledger.span = (BEGIN, NOW_MS)
     running.client.post("/v1/usage", content=encoded(pod_minutes()))
     seen = {
         name: (family.type, set().union(*(sample.labels for sample in family.samples)))
@@ -182,6 +183,7 @@ def shown(families: Iterable[object]) -> dict[tuple[str, ...], float]:
 
 @pytest.fixture
 def quarter(ledger):
+    ledger.span = (QUARTER_END_MS - BUCKET_MS, QUARTER_END_MS)
     ledger.lines[:] = [
         on_node("vision", H100, busy=3, allocated_idle=1),
         on_node("__idle__", H100, unallocated=2, down=1),

