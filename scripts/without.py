@@ -21,47 +21,72 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
+def place_of(copy: Path, name: str, module: str) -> Path:
+    """Return the folder or module (without `.py`) of a plug-in. module: that of its entry point."""
+    # The folder of a plug-in is below that of its seam, which has the protocol or other plug-ins in it.
+    place = copy.joinpath(*module.split("."))
+    return place.parent if (place.parent / "__init__.py").exists() and place.parent.name == _own(name) else place
+
+
+def tests_of(copy: Path, seam: str, name: str) -> list[Path]:
+    """Return the folders of tests with the name of a plug-in's folder, in any folder of a subject.
+
+    Those of what is imported from a history are apart: its name can be that of a source of holders too."""
+    tests = copy / "tests"
+    imports = tests / "history_import"
+    return [
+        folder
+        for folder in sorted(tests.rglob(name))
+        if folder.is_dir() and folder.parent != tests and "fakes" not in folder.parts
+        and folder.is_relative_to(imports) == (seam == "histories")
+    ]  # fmt: skip
+
+
 def deleted(copy: Path, plugins: list[str]) -> None:
     """Delete plug-ins from a copy: their folders, entry points and folders of tests."""
-    project = tomllib.loads((copy / "pyproject.toml").read_text())["project"]
-    groups = project["entry-points"]
-    gone = set()
+    points: dict[str, dict[str, str]] = entry_points(copy)
+    gone = {}
     for plugin in plugins:
         seam, _, name = plugin.partition(".")
-        module = groups[f"gputally.{seam}"][name].partition(":")[0]
-        # The folder of a plug-in is below that of its seam, which has the protocol or other plug-ins in it.
-        place = copy.joinpath(*module.split("."))
-        gone.add(place.parent if (place.parent / "__init__.py").exists() and place.parent.name == _own(name) else place)
-    for place in gone:
+        gone[place_of(copy, name, points[f"gputally.{seam}"][name].partition(":")[0])] = seam
+    for place, seam in gone.items():
         print("without", place.relative_to(copy), flush=True)
         shutil.rmtree(place) if place.is_dir() else place.with_suffix(".py").unlink()
-        for folder in [one for one in (copy / "tests").rglob(place.name) if one.is_dir() and "fakes" not in one.parts]:
-            print("without", folder.relative_to(copy), flush=True)
-            shutil.rmtree(folder)
+        for folder in tests_of(copy, seam, place.name):
+            if folder.exists():  # not yet deleted with one above it
+                print("without", folder.relative_to(copy), flush=True)
+                shutil.rmtree(folder)
         (copy / "helm" / "gputally" / "examples" / f"{place.name}.yaml").unlink(missing_ok=True)
-    lines, kept = (copy / "pyproject.toml").read_text().splitlines(keepends=True), []
-    points = {}
-    for group, entries in groups.items():
-        points[group] = {
-            name: value
-            for name, value in entries.items()
-            if not any(_within(copy, value.partition(":")[0], place) for place in gone)
-        }
     left_out = {
-        value for group, entries in groups.items() for name, value in entries.items() if name not in points[group]
+        value
+        for entries in points.values()
+        for value in entries.values()
+        if any(_within(copy, value.partition(":")[0], place) for place in gone)
     }
+    lines = (copy / "pyproject.toml").read_text().splitlines(keepends=True)
     kept = [line for line in lines if not any(line.rstrip().endswith(f'"{value}"') for value in left_out)]
     (copy / "pyproject.toml").write_text("".join(kept))
-    # The copy is found before the installed package, and its entry points take the place of the installed ones.
+    register(copy)
+
+
+def entry_points(copy: Path) -> dict[str, dict[str, str]]:
+    project = tomllib.loads((copy / "pyproject.toml").read_text())["project"]
+    return dict(project["entry-points"])
+
+
+def register(copy: Path) -> None:
+    """Give the copy the metadata of an installed package: it is found before the installed one, and its entry points
+    take the place of the installed ones."""
+    project = tomllib.loads((copy / "pyproject.toml").read_text())["project"]
     metadata = copy / f"{project['name']}-{project['version']}.dist-info"
-    metadata.mkdir()
+    metadata.mkdir(exist_ok=True)
     (metadata / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
     )
     (metadata / "entry_points.txt").write_text(
         "".join(
             f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in entries.items())
-            for group, entries in points.items()
+            for group, entries in project["entry-points"].items()
         )
     )
 

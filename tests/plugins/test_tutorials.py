@@ -37,7 +37,7 @@ from agent.holders.protocol import NodeSurroundings
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import SystemClock
 clock = SystemClock()
-node = NodeSurroundings("n", clock, BackgroundTasks(clock), AgentSettings(gpu_sharing="kai,vgpu"))
+node = NodeSurroundings("n", clock, BackgroundTasks(clock), AgentSettings(gpu_sharing="vgpu"))
 _, source = open_holders("vms=vms.json", node)
 print([one.holder.name for one in source.read(0, [Gpu("GPU-2f6c", 0, "H100", 81_920)]).allocations])
 """
@@ -114,6 +114,8 @@ def test_a_tutorial_builds_a_plugin_that_passes_the_suite(page: str, tmp_path: P
         if block.words and "." in block.words[0]:
             (folder / block.words[0]).write_text(block.text)
     assert lines_of_code(folder) <= MOST_LINES
+    (tried,) = [block.text for block in PAGES[page] if block.words == ("tutorial",)]
+    assert "gputally[testing]" in tried.partition("-m pytest")[0], "gputally alone does not install pytest"
     built = BUILT[page]
     install_and_prove(folder, site, built.seam, built.name)
     assert built.shows in call(folder, site, *built.command)

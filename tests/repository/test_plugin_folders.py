@@ -10,9 +10,13 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from scripts import without
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("agent", "accountant", "fairshare", "gputally", "dashboards")
@@ -77,55 +81,182 @@ def within(module: str, folder: str) -> bool:
     return module == folder or module.startswith(f"{folder}.")
 
 
-DELETABLE = {
-    "gputally.channels slack": "accountant/channels/slack.py",
-    "gputally.engines spark": "accountant/lake/engines/spark",
-    "gputally.exports xlsx": "accountant/exports/xlsx",
-    "gputally.histories slurm": "accountant/histories/slurm",
-    "gputally.holders hami": "agent/holders/hami.py",
-    "gputally.holders jobs": "agent/holders/job_files.py",
-    "gputally.holders kubelet": "agent/holders/kubelet",
-    "gputally.holders slurm": "agent/holders/slurm.py",
-    "gputally.schedulers volcano": "fairshare/schedulers/volcano",
+MIXED = {
+    "fairshare.schedulers.kai": {
+        "docs/accountant_of_pages.py",
+        "docs/cluster_of_pages.py",
+        "doctor/real/test_doctor.py",
+        "doctor/test_command.py",
+        "doctor/test_scheduler_checks.py",
+        "fairshare/builders.py",
+        "fairshare/observations.py",
+        "fairshare/real/chart_roles.py",
+        "fairshare/real/test_cluster_interface.py",
+        "fairshare/real/test_controller.py",
+        "fairshare/real_api_server.py",
+        "fairshare/test_api_client.py",
+        "fairshare/test_cluster_capacity.py",
+        "fairshare/test_condition_reasons.py",
+        "fairshare/test_control_loop.py",
+        "fairshare/test_faults_at_writes.py",
+        "fairshare/test_gpu_demand.py",
+        "fairshare/test_http_server.py",
+        "fairshare/test_memory_cluster.py",
+        "fairshare/test_mig_parts.py",
+        "fairshare/test_unreadable_objects.py",
+        "fairshare/test_weight_writer.py",
+        "fairshare/test_weights_by_hand.py",
+        "fairshare/test_what_users_write.py",
+        "plugins/test_scheduler_plugins.py",
+    },
+    "fairshare.schedulers.kueue": {
+        "base/test_hostile_texts.py",
+        "doctor/test_scheduler_checks.py",
+        "fairshare/real/test_controller.py",
+        "fairshare/test_cluster_capacity.py",
+        "fairshare/test_condition_reasons.py",
+        "fairshare/test_eviction.py",
+        "fairshare/test_faults_at_writes.py",
+        "fairshare/test_gpu_models.py",
+        "fairshare/test_mig_parts.py",
+        "fairshare/test_replay_command.py",
+        "fairshare/test_scheduler_page.py",
+        "fairshare/test_unreadable_objects.py",
+        "fairshare/test_weight_writer.py",
+        "fairshare/test_what_users_write.py",
+    },
 }
-DELETED = {plugin: place for plugin, place in DELETABLE.items() if (ROOT / place).exists()}
-"""Those that are there: this one holds without them too."""
+"""Modules below tests/ in which these schedulers stand for any scheduler, or have cases beside those of others: without
+the folder they cannot be imported. The lists get shorter."""
+
+
+def test_no_test_imports_from_a_plug_in_but_its_own() -> None:
+    """Tests of a plug-in are in folders of its name, `tests/**/NAME/`, which go with it; benchmarks may use it."""
+    imports = {
+        path.relative_to(ROOT): imported(path)
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if path.relative_to(ROOT).parts[1] != "bench"
+    }
+    found = set()
+    for plugin, folder in folders().items():
+        seam = plugin.removeprefix("gputally.").partition(" ")[0]
+        own = without.tests_of(ROOT, seam, folder.rpartition(".")[2])
+        gone = (folder, *(".".join(place.relative_to(ROOT).parts) for place in own))
+        found |= {
+            (folder, module.relative_to("tests").as_posix())
+            for module, names in imports.items()
+            if not any((ROOT / module).is_relative_to(place) for place in own)
+            and any(within(name, place) for name in names for place in gone)
+        }
+    assert found == {(folder, module) for folder, modules in MIXED.items() for module in modules}
+
+
+PARTS = [f"{seam.removeprefix('gputally.')}.{name}" for seam in SEAMS for name in POINTS[seam]]
+STARTS = """
+import sys
+from pathlib import Path
+from starlette.testclient import TestClient
+from accountant.composition import Service
+from accountant.core.settings import Settings
+from agent.__main__ import main as agent
+from fairshare.__main__ import main as fairshare
+from gputally.__main__ import main as gputally
+from gputally.base.clock import VirtualClock
+folder = Path(sys.argv[1])
+scenario = folder / "scenario.yaml"
+scenario.write_text("gpus: [{model: H100}]\\n")
+assert gputally(["plugins"]) == 0, "no plug-in that is left needs the one that is gone"
+assert agent(["run", "--once", f"--simulated={scenario}"]) == 0
+assert fairshare(["check", sys.argv[2]]) == 0
+with Service(Settings(data=folder, auth="off"), VirtualClock(1_790_812_800_000)) as service:
+    with TestClient(service.app, base_url="http://127.0.0.1") as client:
+        day = {"start": "2026-09-01T00:00:00Z", "end": "2026-09-02T00:00:00Z"}
+        assert client.get("/v1/usage", params=day).status_code == 200
+        assert client.get("/readyz").status_code == 200
+"""
 
 
 @pytest.fixture(scope="module")
-def without(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy the programs without these folders."""
-    copy = tmp_path_factory.mktemp("without")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the programs and of what registers plug-ins."""
+    made = tmp_path_factory.mktemp("copy")
     for program in PROGRAMS:
-        shutil.copytree(ROOT / program, copy / program, ignore=shutil.ignore_patterns("__pycache__"))
-    for place in DELETED.values():
-        shutil.rmtree(copy / place) if (copy / place).is_dir() else (copy / place).unlink()
-    return copy
+        shutil.copytree(ROOT / program, made / program, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", made)
+    return made
 
 
-def call(folder: Path, *command: str) -> tuple[int, str]:
+@contextmanager
+def deleted(copy: Path, parts: list[str]) -> Iterator[None]:
+    """Delete plug-ins from the copy, and put them back afterwards."""
+    before = (copy / "pyproject.toml").read_text()
+    without.deleted(copy, parts)
+    try:
+        yield
+    finally:
+        (copy / "pyproject.toml").write_text(before)
+        for part in parts:
+            seam, _, name = part.partition(".")
+            place = without.place_of(ROOT, name, POINTS[f"gputally.{seam}"][name].partition(":")[0])
+            back = copy / place.relative_to(ROOT)
+            if place.is_dir():
+                shutil.copytree(place, back, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(place.with_suffix(".py"), back.with_suffix(".py"))
+
+
+def call(copy: Path, *command: str) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "gputally", *command], cwd=folder, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])},
+        [sys.executable, *command], cwd=copy, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(copy), os.environ.get("PYTHONPATH", "")])},
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr * (done.returncode != 0)
 
 
-def test_a_deleted_folder_is_named_and_the_other_plug_ins_can_be_used(without: Path) -> None:
-    code, told = call(without, "plugins", "--output", "json")
+def assert_starts(copy: Path, folder: Path, gone: list[str]) -> None:
+    """Start the three programs with a policy for a scheduler that is left."""
+    left = next(name for name in POINTS["gputally.schedulers"] if f"schedulers.{name}" not in gone)
+    policy = folder / "policy.yaml"
+    policy.write_text(f"schema: 1\nqueues: [{{name: a, refs: ['{left}:a']}}]\n")
+    code, told = call(copy, "-c", STARTS, str(folder), str(policy))
+    assert code == 0, told[-3000:]
+
+
+@pytest.mark.parametrize("gone", [PARTS[::2], PARTS[1::2]], ids=["every second", "the others"])
+def test_programs_start_without_half_of_the_plug_ins(copy: Path, tmp_path: Path, gone: list[str]) -> None:
+    with deleted(copy, gone):
+        assert_starts(copy, tmp_path, gone)
+
+
+def test_a_folder_that_is_gone_while_its_entry_point_is_there_is_named(copy: Path) -> None:
+    place = copy / "fairshare" / "schedulers" / "volcano"
+    if not place.exists():
+        pytest.skip("this plug-in is deleted")
+    without.register(copy)
+    aside = place.rename(copy / "aside")
+    try:
+        code, told = call(copy, "-m", "gputally", "plugins", "--output", "json")
+    finally:
+        aside.rename(place)
     assert code == 1
-    assert {f"{one['seam']} {one['name']}" for one in json.loads(told) if one["fault"]} == DELETED.keys()
+    assert [f"{one['seam']} {one['name']}" for one in json.loads(told) if one["fault"]] == [
+        "gputally.schedulers volcano"
+    ]
 
 
 @pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        (("fairshare", "check", "fairshare/samples/policy.yaml"), "queues"),
-        (("import", "prometheus", "--help"), "--replace"),
-        (("report", "--help"), "parquet"),
-        (("fleet", "usage", "--help"), "trino"),
-    ],
+    ("gone", "setting", "named"),
+    [("gpu_readers.nvml", "--gpu-readers=nvml", "dcgm"), ("holders.kubelet", "--holders=kubelet", "pods")],
 )
-def test_programs_go_on_without_deleted_folders(without: Path, command: tuple[str, ...], says: str) -> None:
-    code, told = call(without, *command)
-    assert (code, says in told) == (0, True), told
+def test_an_agent_whose_default_is_deleted_says_what_is_installed(
+    copy: Path, tmp_path: Path, gone: str, setting: str, named: str
+) -> None:
+    """It does not fall back to another source: who held a GPU would then be somebody else without anybody's word."""
+    spool = f"--spool={tmp_path}"
+    with deleted(copy, [gone]):
+        for arguments in ((), (setting,)):
+            others = () if gone.startswith("gpu_readers") else ("--gpu-readers=nvml",)
+            code, told = call(copy, "-m", "agent", "run", "--once", spool, *others, *arguments)
+            assert (code, told.count("\n")) == (2, 1), told
+            assert setting.removeprefix("--").partition("=")[0].replace("-", "_") in told
+            assert named in told, "what is installed"
