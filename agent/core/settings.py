@@ -28,6 +28,8 @@ from gputally.base.units import BUCKET_MS
 
 ENV_PREFIX = "GPUTALLY_AGENT_"
 KUBELET = "kubelet"
+SCHEDULERS = "schedulers"
+"""The word of `gpu_sharing` for every installed scheduler whose pods hold GPUs for others."""
 API_OFF = "off"
 """The value of `api_url` that disables the use of the API server."""
 _BUCKET_S = BUCKET_MS // 1000
@@ -131,9 +133,10 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         str,
         Meta(
             description="Sharing systems of this node, separated by commas, by their names in gputally plugins: "
-            "schedulers whose pods hold GPUs for others, and systems of virtual devices; empty: none."
+            "schedulers whose pods hold GPUs for others (schedulers: all of them), and systems of virtual devices; "
+            "empty: none."
         ),
-    ] = "kai"
+    ] = SCHEDULERS
     kubelet_socket: Annotated[
         str,
         Meta(
@@ -183,8 +186,13 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def sharing_systems(self) -> frozenset[str]:
-        """The sharing systems that `gpu_sharing` names."""
-        return frozenset(comma_separated(self.gpu_sharing))
+        """The sharing systems that `gpu_sharing` names; `schedulers` stands for every one that is installed."""
+        named = frozenset(comma_separated(self.gpu_sharing))
+        if SCHEDULERS not in named:
+            return named
+        from gputally.kubernetes.pod_queue_labels import reserving_schedulers
+
+        return (named - {SCHEDULERS}) | reserving_schedulers()
 
     @property
     def sees_processes(self) -> bool:

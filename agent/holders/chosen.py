@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agent.core.settings import SettingsError, comma_separated
+from agent.core.settings import SettingsError
 from agent.holders.installed import sharing_systems
 from agent.holders.protocol import SEAM, HolderPlugin, HolderSource, NodeSurroundings
 from gputally.base.plugins import OURS, BrokenPlugin, NoPlugin, named, plugins
@@ -18,7 +18,7 @@ def open_holders(text: str, node: NodeSurroundings) -> tuple[str, HolderSource |
 
     Raises SettingsError if it names no source, or if a place or the setting `gpu_sharing` is wrong."""
     known = sharing_systems()
-    for system in comma_separated(node.settings.gpu_sharing):
+    for system in sorted(node.settings.sharing_systems):
         if system not in known:
             raise SettingsError(f"gpu_sharing: unknown sharing system {system!r}; known: {', '.join(sorted(known))}")
     name, _, place = (part.strip() for part in text.partition("="))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import helm_python
 import pytest
+from msgspec.structs import replace
 
 from gputally.kubernetes.rights import Rights
 from gputally.kubernetes.scheduler_plugins import SchedulerPlugin

@@ -159,6 +159,8 @@ from starlette.testclient import TestClient
 from accountant.composition import Service
 from accountant.core.settings import Settings
 from agent.__main__ import main as agent
+from agent.core.settings import AgentSettings
+from agent.holders.installed import sharing_systems
 from fairshare.__main__ import main as fairshare
 from gputally.__main__ import main as gputally
 from gputally.base.clock import VirtualClock
@@ -167,6 +169,7 @@ scenario = folder / "scenario.yaml"
 scenario.write_text("gpus: [{model: H100}]\\n")
 assert gputally(["plugins"]) == 0, "no plug-in that is left needs the one that is gone"
 assert agent(["run", "--once", f"--simulated={scenario}"]) == 0
+assert AgentSettings().sharing_systems <= sharing_systems(), "the default stops no agent"
 assert fairshare(["check", sys.argv[2]]) == 0
 with Service(Settings(data=folder, auth="off"), VirtualClock(1_790_812_800_000)) as service:
     with TestClient(service.app, base_url="http://127.0.0.1") as client:

@@ -29,7 +29,7 @@ SCHEDULERS = {
         "fairshare/cli/command_options.py": "two options: a command's help loads no scheduler",
     },
     "(?<![a-z])kai": {
-        "agent/core/settings.py": "the default of gpu_sharing, and labels that are reported by default",
+        "agent/core/settings.py": "labels that are reported by default",
         "accountant/compat/kai_usage_api.py": _USAGE,
         "accountant/composition.py": _USAGE,
         "accountant/core/settings.py": _USAGE,

@@ -272,8 +272,8 @@ def test_a_wrong_setting_says_what_is_expected(text: str, tells: str) -> None:
 
 def test_an_unknown_sharing_system_is_named_with_those_that_are_known() -> None:
     with pytest.raises(SettingsError, match=r"'slurm'; known: .*kai"):
-        opened("processes", gpu_sharing="kai,slurm")
-    assert opened("processes", gpu_sharing="kai") == ("processes", None)
+        opened("processes", gpu_sharing="schedulers,slurm")
+    assert opened("processes", gpu_sharing="schedulers") == ("processes", None)
 
 
 @pytest.mark.parametrize(
