@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
-from accountant.wire.policy_models import UsageWindow, WindowSpec
+from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec
 from gputally.base.clock import VirtualClock
 from tests.bench import load
 from tests.bench.figure import Figure, Goal, cpu_seconds, quantile
@@ -81,7 +81,7 @@ def measure(size: Size = FULL) -> list[Figure]:
 
 def ask(ledger: DuckLedger, spec: WindowSpec, at_ms: int) -> UsageWindow:
     """Answer as `GET /v1/windows` does: from the state in memory, and only if that lacks something from a moment."""
-    query = spec, at_ms, "allocated", 0.98
+    query: tuple[WindowSpec, int, Measure, float] = (spec, at_ms, "allocated", 0.98)
     if known := ledger.status().window(*query):
         return known
     with ledger.moment() as moment:
