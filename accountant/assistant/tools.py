@@ -137,14 +137,19 @@ def jobs(
     state: Annotated[JobState | None, Field(description="Only jobs in this state.")] = None,
     kind: Annotated[JobKind | None, Field(description="Only notebooks, services or batch jobs (training).")] = None,
     team: Annotated[str | None, Field(max_length=253, description="Only jobs that this team pays for.")] = None,
+    idle: Annotated[
+        bool, Field(description="Only running jobs whose GPUs did nothing in the span; default: 30m.")
+    ] = False,
     search: Annotated[str, Field(max_length=253, description="Only jobs with this text in their path.")] = "",
     sort: JobSort = "cost",
     limit: Limit = 20,
     page: Page = None,
 ) -> dict[str, Any]:
     """Jobs with their GPU-hours, idle GPU-hours, cost so far, cost an hour and wait."""
+    start = "30m" if idle and start is None else start
     query = {
-        "start": start, "end": end, "state": state, "kind": kind, "where.team": team, "search": search or None,
+        "start": start, "end": end, "state": state, "kind": kind, "where.team": team,
+        "idle": "true" if idle else None, "search": search or None,
         "sort": sort, "limit": str(limit), "page": page,
     }  # fmt: skip
     found = accountant.ask(JobsAnswer, "/v1/jobs", query)

@@ -284,6 +284,10 @@ class JobFigures:
     before: tuple[int, int, Decimal | None] | None = None
 
 
+_DOES_NOTHING = 0.99
+_MOST_OF = 0.75
+
+
 class JobList:
     """The jobs of a span. figures: of every job, sorted by key.
 
@@ -339,6 +343,15 @@ class JobList:
             )
             for key in called_off.each(sorted({*held, *burning, *pods, *earlier}))
         ]  # fmt: skip
+
+    def is_idle(self, one: JobFigures) -> bool:
+        """Whether a job runs whose GPUs did nothing in the span: it used at most 1% of the time that it held, and of
+        the GPUs that it holds now it held most of the span, so that a job which has only begun is none."""
+        if one.state != "running" or not one.allocated_us or one.idle_us < _DOES_NOTHING * one.allocated_us:
+            return False
+        since, until = self._burnt_ms
+        now_us = sum(time.gpu_us for time in self._burning.times(one.key)) if since < until else 0
+        return now_us > 0 and one.allocated_us >= _MOST_OF * now_us * (until - self._span[0]) / (until - since)
 
     def _unseen_jobs(self, pods: Mapping[JobKey, JobPods]) -> set[JobKey]:
         """The jobs of which nobody knows whether they still run: what they hold, or held last, is on silent nodes."""
@@ -494,11 +507,13 @@ class JobChoice(NamedTuple):
 
     search: a text in CLUSTER/NAMESPACE/KIND/NAME, in any case; "" for all.
     kind: None for all.
+    idle: only those that `JobList.is_idle` names.
     order: by a column of `JOB_ORDERS`; what is unknown is last."""
 
     search: str = ""
     kind: JobKind | None = None
     order: Order = Order("cost", descending=True)
+    idle: bool = False
 
 
 def chosen(jobs: JobList, choice: JobChoice, state: JobState | None = None) -> list[JobFigures]:
@@ -509,6 +524,7 @@ def chosen(jobs: JobList, choice: JobChoice, state: JobState | None = None) -> l
         for one in jobs.figures
         if state in (None, one.state)
         and (choice.kind is None or kind_of(one.key.job) == choice.kind)
+        and (not choice.idle or jobs.is_idle(one))
         and (not text or text in f"{one.key.cluster}/{one.key.namespace}/{one.key.job}".casefold())
     ]
     column, descending = choice.order

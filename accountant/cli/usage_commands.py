@@ -133,6 +133,10 @@ def jobs(
     state: Annotated[JobState | None, Option(help="Only jobs in this state.")] = None,
     where: Where = None,
     kind: Annotated[JobKind | None, Option(help="Only notebooks, services or batch jobs (training).")] = None,
+    idle: Annotated[
+        bool,
+        Option("--idle", help="Only running jobs whose GPUs did nothing in the span (default: the last 30 minutes)."),
+    ] = False,
     search: Annotated[str, Option(help="Only jobs with this text in CLUSTER/NAMESPACE/KIND/NAME.")] = "",
     sort: Annotated[str, Option(help=f"{ORDER_HELP} Columns: {', '.join(JOB_ORDERS.columns)}.")] = "cost",
     columns: Annotated[
@@ -153,6 +157,7 @@ def jobs(
 
     zone = at.zone
     shown, order = chosen_columns(columns, COLUMNS), chosen_order(sort, JOB_ORDERS)
+    start = "30m" if idle and start is None else start
     span: Query = {"start": start, "end": end, "timezone": at.timezone}
     if output == "parquet":
         refuse_ignored("with --output parquet", "job", "limit")
@@ -163,7 +168,7 @@ def jobs(
             show(output, lambda: print_job(job_answer, zone), job_answer.model_dump(mode="json"), epochs)
             return
         query: Query = {**span, "state": state, "kind": kind, "search": search or None, "sort": order, **filters(where)}
-        query = {**query, "compare": "true" if compare else None}
+        query = {**query, "idle": "true" if idle else None, "compare": "true" if compare else None}
         if output == "parquet":
             write_binary(remote.get("/jobs.parquet", {**query, "columns": ",".join(shown) or None}))
             return

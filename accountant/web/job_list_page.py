@@ -53,16 +53,19 @@ class JobListParams(OrderedListParams):
     ORDERS = JOB_ORDERS
     state: JobState | None = None
     kind: JobKind | None = None
+    idle: bool = False
     sort: JobSort = "cost"
 
     @property
     def choice(self) -> JobChoice:
-        return JobChoice(self.search, self.kind, self.order)
+        return JobChoice(self.search, self.kind, self.order, self.idle)
 
     @property
     def own(self) -> dict[str, str | None]:
         """The parameters that other lists do not have; None for those that say nothing."""
-        return {"state": self.state, "kind": self.kind, "sort": self.own_order}
+        return {
+            "state": self.state, "kind": self.kind, "idle": "true" if self.idle else None, "sort": self.own_order,
+        }  # fmt: skip
 
 
 AskedJobs = Annotated[JobListParams, Query()]
@@ -188,6 +191,7 @@ def jobs_page(request: Request, params: AskedJobs, deps: AppDeps, principal: Rea
         waiting_unknown=deps.waiting_unknown(params.where_cluster),
         recorded=newest_ms > span.start_ms and first_ms < until_ms,
         states=list(STATES), kinds=get_args(JobKind),
+        idle_now=bar.url(**{**dict.fromkeys(bar.own), **page_queries.IDLE_NOW}, end=None, search=None),
         order=ListOrder(bar.url, params.order, JOB_ORDERS.ascending.__contains__),
         api=bar.url("/v1/jobs", columns=None, sort=str(params.order)), **saved_views.of(request, deps, principal),
         note=params.note(span.start_ms, deps.clock.wall_ms(), span.timezone, deps.newest_ms(), deps.silence_note()),

@@ -111,6 +111,7 @@ def overview(request: Request, deps: AppDeps, principal: Reader) -> Response:
         as_of_ms=answer.as_of_ms,
         lines=to_lines(so_far.month, None),
         quarter_us=(use.end_ms - use.start_ms) * 1000,
+        idle_now="/jobs?" + urlencode(page_queries.IDLE_NOW, safe=",:"),
     )
 
 

@@ -46,6 +46,10 @@ from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR
 
 MOST_JOBS = 500
 DEAREST: Final = JobChoice()
+IDLE_NOW: Final[Mapping[str, str]] = {
+    "start": "30m", "state": "running", "idle": "true", "sort": "burn:desc", "columns": "team,user,gpus,idle,burn"
+}  # fmt: skip
+"""The parameters of the running jobs whose GPUs have done nothing of late."""
 
 
 _LOOK_BACK_MS = 7 * MS_PER_DAY

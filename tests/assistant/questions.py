@@ -88,6 +88,12 @@ QUESTIONS = {
         ("jobs", "prod/vision/Job/train"), ("lost by stops", "0.5"),
         "attempts", {"job": "vision/Job/train", "start": "2026-11-01"}, {"lost_gpu_hours": "0.5"},
     ),
+    "idle now": Question(
+        "Which running jobs do nothing now, and what does that cost?",
+        ("Running jobs whose GPUs did nothing for 30 minutes",), ("Notebook/explore", "nlp", "dee", "1.0", "6.00"),
+        ("jobs", "--idle"), ("nlp/Notebook/explore", "0.5"),
+        "jobs", {"idle": True}, {"job": "prod/nlp/Notebook/explore", "gpus_now": "1", "cost_an_hour": "6"}, lead=True,
+    ),
     "idle notebooks": Question(
         "Which notebooks have been idle for a day?", ("Explore", "Usual questions", "Idle notebooks, 24 h"),
         ("Notebook/explore", "24.0"),
