@@ -87,7 +87,7 @@ from accountant.storage.write.inventory_and_journal_tables import policies_betwe
 from accountant.wire.policy_models import IDLE, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension, LabelDimension, is_label, label_of
 from gputally.base.measures import REPORTED
-from gputally.base.units import MS_PER_HOUR
+from gputally.base.units import MS_PER_HOUR, US_PER_MS
 from gputally.base.version import __version__
 from gputally.server.config_loading import fault_text
 
@@ -302,14 +302,16 @@ class LakeStatus(Status):
 
     @property
     def nodes(self) -> tuple[NodeFacts, ...]:
-        return self._ledger.nodes()
+        rows = self._ledger._rows(NODES, "cluster", "node")
+        with self._ledger._readable():
+            return tuple(_NODES.decode(row["facts"]) for row in rows)
 
     @property
     def last_act(self) -> int:
         return max((act.number for act in self._ledger.acts()), default=0)
 
     def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
-        return policies_between(self._ledger.versions(), start_ms, end_ms)
+        return policies_between(self._ledger._versions, start_ms, end_ms)
 
     def watermark(
         self,
@@ -326,12 +328,18 @@ class LakeStatus(Status):
         """Always None, because the lake is read for each window."""
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
-        return self._ledger.gpus_at(start_ms, end_ms)
+        ledger = self._ledger
+        counted = exp.func("count", exp.Distinct(expressions=[exp.column("gpu")])).as_("gpus")
+        query = exp.select("cluster", "node", counted).from_("usage_hourly").where(*ledger._span(start_ms, end_ms))
+        rows = ledger._list(query.group_by("cluster", "node"), start_ms, end_ms)
+        return {(row["cluster"], row["node"]): row["gpus"] for row in rows}
 
     def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:  # noqa: ARG002 - an upper bound
         """The GPU-hours of all clusters in the published days that overlap the span: an upper bound of those in the
         span."""
-        return self._ledger.gpu_us_of_days(start_ms, end_ms) // (MS_PER_HOUR * 1_000)
+        days = self._ledger._published_days
+        gpu_us = sum(gpu_us for first, last, gpu_us in days if last > start_ms and first < end_ms)
+        return gpu_us // (MS_PER_HOUR * US_PER_MS)
 
     def recent_span(self, until_ms: int, length_ms: int) -> Span:
         """The last whole hours that together have at least this length."""
@@ -356,8 +364,6 @@ class LakeLedger:
         self._engine = engine
         self.row = row
         self._zone = zone(row.timezone)
-        self._acts: list[Act] | None = None
-        self._policies: list[PolicyVersion] | None = None
 
     def status(self) -> LakeStatus:
         return LakeStatus(self)
@@ -467,20 +473,19 @@ class LakeLedger:
 
     # --- registers ----------------------------------------------------------------------------
 
-    def versions(self) -> Sequence[PolicyVersion]:
+    @functools.cached_property
+    def _versions(self) -> Sequence[PolicyVersion]:
         """Every policy that was ever in force, oldest first."""
-        if self._policies is None:
-            rows = self._rows(POLICIES, "effective_ms")
-            with self._readable():
-                self._policies = [
-                    PolicyVersion(
-                        version=row["version"],
-                        effective_ms=row["effective_ms"],
-                        policy=Policy.model_validate_json(row["policy"]),
-                    )
-                    for row in rows
-                ]
-        return self._policies
+        rows = self._rows(POLICIES, "effective_ms")
+        with self._readable():
+            return [
+                PolicyVersion(
+                    version=row["version"],
+                    effective_ms=row["effective_ms"],
+                    policy=Policy.model_validate_json(row["policy"]),
+                )
+                for row in rows
+            ]
 
     def pods(
         self,
@@ -587,23 +592,6 @@ class LakeLedger:
             found = [one for one in found if one.at_ms < end_ms - 1 or one.key < before]
         return sorted(found, key=attrgetter("at_ms", "key"), reverse=True)[:limit]
 
-    def nodes(self) -> tuple[NodeFacts, ...]:
-        """The published nodes, by cluster and name."""
-        rows = self._rows(NODES, "cluster", "node")
-        with self._readable():
-            return tuple(_NODES.decode(row["facts"]) for row in rows)
-
-    def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
-        """The number of GPUs that each node had at some time in the span, by cluster and node."""
-        counted = exp.func("count", exp.Distinct(expressions=[exp.column("gpu")])).as_("gpus")
-        query = exp.select("cluster", "node", counted).from_("usage_hourly").where(*self._span(start_ms, end_ms))
-        rows = self._list(query.group_by("cluster", "node"), start_ms, end_ms)
-        return {(row["cluster"], row["node"]): row["gpus"] for row in rows}
-
-    def gpu_us_of_days(self, start_ms: int, end_ms: int) -> int:
-        """The GPU-µs of the published days that overlap the span."""
-        return sum(gpu_us for first, last, gpu_us in self._published_days if last > start_ms and first < end_ms)
-
     @functools.cached_property
     def _published_days(self) -> list[tuple[int, int, int]]:
         """Start, end and GPU-µs of each published day. Read once: each question asks for its price."""
@@ -615,7 +603,7 @@ class LakeLedger:
 
     def acts(self, *kinds: ActKind, subject: str | None = None, after: int = 0, limit: int | None = None) -> list[Act]:
         return [
-            act for act in self._journal()
+            act for act in self._journal
             if act.number > after and (not kinds or act.kind in kinds) and (subject is None or act.subject == subject)
         ][:limit]  # fmt: skip
 
@@ -805,16 +793,15 @@ class LakeLedger:
         rows = self._list(every_column(table).where(self._own()))
         return sorted(rows, key=lambda row: tuple(row[name] for name in order))
 
+    @functools.cached_property
     def _journal(self) -> list[Act]:
-        if self._acts is None:
-            self._acts = [
-                Act(
-                    row["at_ms"], row["kind"], row["subject"], row["who"], row["reason"], row["content"],
-                    number=row["number"], digest=row["digest"],
-                )
-                for row in self._rows(ACTS, "number")
-            ]  # fmt: skip
-        return self._acts
+        return [
+            Act(
+                row["at_ms"], row["kind"], row["subject"], row["who"], row["reason"], row["content"],
+                number=row["number"], digest=row["digest"],
+            )
+            for row in self._rows(ACTS, "number")
+        ]  # fmt: skip
 
 
 def window_of_hours(
