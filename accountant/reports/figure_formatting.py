@@ -20,7 +20,7 @@ from accountant.reports.savings_hints import Hint
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import BudgetState
 from gputally.base.instants import midnight_ms
-from gputally.base.money import HOUR_PLACES, Money, minor_places
+from gputally.base.money import HOUR_PLACES, minor_places
 from gputally.base.number_format import NOTHING as NOTHING
 from gputally.base.number_format import gpus as gpus
 from gputally.base.number_format import hours as hours
@@ -56,7 +56,7 @@ def money(amount: Decimal | None, currency: str | None) -> str:
     """An amount with the decimals of its currency and without the currency, which is in the heading: `1,234.56`."""
     if amount is None or currency is None:
         return NOTHING
-    return number(Money(amount, currency).rounded().amount, minor_places(currency))
+    return number(amount, minor_places(currency))
 
 
 def priced(amount: Decimal, unpriced_us: int, currency: str | None) -> str:
@@ -141,13 +141,18 @@ def budgeted(amount: Decimal | float | None, unit: str) -> str:
     """An amount of a budget: money with the decimals of its currency, GPU-hours with one decimal."""
     if amount is None:
         return NOTHING
-    value = Decimal(str(round(amount, 6))) if isinstance(amount, float) else amount
+    value = Decimal(repr(amount)) if isinstance(amount, float) else amount
     return hours_of(value) if unit == "GPU-hours" else money(value, unit)
 
 
 def spent(state: BudgetState) -> str:
     """What is spent of a budget, in the format of `budgeted`."""
     return budgeted(state.shown, state.unit)
+
+
+def one_decimal(value: float) -> str:
+    """A number with one decimal: `12,345.6`."""
+    return number(Decimal(repr(value)), 1)
 
 
 def hours_of(value: Decimal) -> str:

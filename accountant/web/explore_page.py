@@ -294,7 +294,7 @@ def _shown(column: FigureColumn, value: Figure, currency: str | None) -> str:
         return NOTHING if currency is None else figure_formatting.money(value, currency)
     if column.kind == "share":
         return figure_formatting.percent(value)
-    return number(Decimal(str(round(value, 6))), 1)
+    return number(Decimal(repr(value)), 1)
 
 
 def _measured(measure: Measure, value: Figure, currency: str | None) -> str:

@@ -387,7 +387,7 @@ def _use_chart(found: Group) -> str:
         told = [day.name, *(f"{figure_formatting.ACCOUNT_NAMES[name]}: {figure_formatting.hours(gpu_us)} GPU-h"
                             for name, gpu_us in parts if gpu_us)]  # fmt: skip
         if day.entitled:
-            told.append(f"Deserved: {day.entitled:,.1f} GPU-h")
+            told.append(f"Deserved: {figure_formatting.one_decimal(day.entitled)} GPU-h")
         elif day.held_before is not None:
             told.append(f"Month before: {figure_formatting.hours(day.held_before)} GPU-h")
         if day.unknown:

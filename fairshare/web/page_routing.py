@@ -305,6 +305,6 @@ def _environment() -> Environment:
         "f": number_format, "moment": instant_text, "span": span, "link": link, "bullet": svg_plots.bullet,
         "number": number,
         "hundredths": lambda value: number_format.number(Decimal(str(round(value, 2))), 2),
-        "tenths": lambda value: number_format.number(Decimal(str(round(value, 1))), 1),
+        "tenths": lambda value: number_format.number(Decimal(repr(float(value))), 1),
     }  # fmt: skip
     return environment
