@@ -160,7 +160,8 @@ def month_report(
     team = known_team_for(deps, principal, params.team)
     report = report_builder.report(
         deps.ledger, deps.books, span.start_ms, span.end_ms, span.timezone, month=span.month, team=team,
-        issuer=deps.settings.issuer if export.charges else None, watched=deps.settings.kubernetes.watched,
+        issuer=deps.settings.issuer if export.charges else None,
+        invoiced_by=deps.settings.issuer if span.month is not None else None, watched=deps.settings.kubernetes.watched,
     )  # fmt: skip
     name = "" if export.inline else file_name(export.suffix, params.month, team)
     return tagged(request, rendering_process.render(params.format, report), export.media_type, name)

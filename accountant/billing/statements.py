@@ -26,7 +26,7 @@ from accountant.billing.charge import DETAILS, LINE_ACCOUNTS, Account, Charge, D
 from accountant.billing.displayed_amounts import KindKey, divided, kind_of, kinds, of_kinds, of_teams
 from accountant.core.periods import Month, zone
 from accountant.prices.price_book import PriceBook
-from accountant.wire.policy_models import IDLE, PolicyVersion
+from accountant.wire.policy_models import IDLE, UNASSIGNED, PolicyVersion
 from gputally.base.apportionment import apportion
 from gputally.base.money import HOUR_PLACES, Money, exact_sum, payable, plain
 
@@ -178,8 +178,9 @@ class Statement:
 
 
 def invoice_number(month: Month, team: str) -> str:
-    """The number of the invoice of a team for a month, the same on pages and in files."""
-    return f"INV-{month}-{team}"
+    """The number of the invoice of a team for a month, the same on pages and in files; that of held time without a team
+    is no team's."""
+    return f"INV-{month}.no-team" if team == UNASSIGNED else f"INV-{month}-{team}"
 
 
 def build(

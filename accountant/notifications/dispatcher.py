@@ -277,7 +277,8 @@ class Dispatcher:
         charges = any(export.charges for form, export in exports().items() if form in due.forms)
         return report_builder.report(
             self._ledger, self._books, due.period.start_ms, due.period.end_ms, self._timezone, month=due.period.month,
-            team=due.team, issuer=self._issuer if charges else None, watched=self._watched,
+            team=due.team, issuer=self._issuer if charges else None,
+            invoiced_by=self._issuer if due.period.month is not None else None, watched=self._watched,
         )  # fmt: skip
 
     def _record(

@@ -301,6 +301,7 @@ class Links:
 
     lines: the statement lines behind a figure, by team, account, GPU model, ….
     act: the journal entry of a correction or adjustment.
+    user: what a user held.
     jobs: the URL of the list of all jobs."""
 
     lines: Callable[..., str]
@@ -308,6 +309,7 @@ class Links:
     team: Callable[[str], str]
     month: Callable[[str], str]
     act: Callable[[Correction | Adjustment], str]
+    user: Callable[[str], str]
     jobs: str
 
 

@@ -32,6 +32,7 @@ from accountant.billing.statements import (
     Statement,
     StatementLine,
     UnmeteredItems,
+    invoice_number,
     payable_lines,
 )
 from accountant.billing.statements import build as build_statement
@@ -300,6 +301,7 @@ class Report:
     users, unnamed_users: the largest users, and how many more there are.
     imports: imported time of the cluster.
     details: charges by day and pod, if requested.
+    issuer: who invoices it; None if nobody does.
     later: items about this month that are booked in others.
     since_ms: start of the ledger's first record; nothing is known of the time before it.
     by_memory: whether bills count MIG instances by memory slices; other figures count compute slices.
@@ -336,6 +338,7 @@ class Report:
     unpriced: tuple[UnpricedRow, ...]
     imports: tuple[ImportRow, ...] = ()
     details: Details | None = None
+    issuer: InvoiceIssuer | None = None
     later: UnmeteredItems = NOTHING_BESIDE
     since_ms: int = 0
     by_memory: bool = False
@@ -345,6 +348,13 @@ class Report:
     @property
     def currency(self) -> str | None:
         return self.statement.currency
+
+    @property
+    def invoice(self) -> str:
+        """The number of the invoice that the report is; "" if it is none."""
+        month = self.statement.month
+        invoiced = self.issuer is not None and self.team not in (None, IDLE) and self.due_total is not None
+        return invoice_number(Month.parse(month), self.team or "") if invoiced and month is not None else ""
 
     @property
     def lines(self) -> tuple[StatementLine, ...]:
@@ -444,7 +454,13 @@ def build(
     return made_of(readings, team=team, details=details)
 
 
-def made_of(found: Readings, *, team: str | None = None, details: Details | None = None) -> Report:
+def made_of(
+    found: Readings,
+    *,
+    team: str | None = None,
+    details: Details | None = None,
+    invoiced_by: InvoiceIssuer | None = None,
+) -> Report:
     """Builds the report from data that was read before; see `build`. Raises ValueError for a team that the data does
     not include."""
     if not found.has(team):
@@ -499,6 +515,7 @@ def made_of(found: Readings, *, team: str | None = None, details: Details | None
         unpriced=report_breakdowns.unpriced(found.billed, team, book),
         imports=booked.imports,
         details=details,
+        issuer=invoiced_by,
         later=booked.later,
         by_memory=book is not None and book.mig_basis == "memory",
         example_prices=book is not None and book.has_examples,
@@ -516,12 +533,14 @@ def report(
     month: Month | None = None,
     team: str | None = None,
     issuer: InvoiceIssuer | None = None,
+    invoiced_by: InvoiceIssuer | None = None,
     watched: str = "",
 ) -> Report:
     """Reads and builds the report of a span.
 
     month: the accountant's month that the span is, or begins; if it is closed, the report uses its statement.
     issuer: the party that charges, for formats that list every charge.
+    invoiced_by: the same, if the report of a team is its invoice.
     watched: as in `queue_waits`."""
     # The report compares with the span before, so rows of both may be needed.
     with ledger.moment(span_before(start_ms, end_ms, zone(timezone))[0], end_ms) as moment:
@@ -529,7 +548,7 @@ def report(
         details = None
         if issuer is not None:
             details = Details.asked(moment, found.book, start_ms, end_ms, timezone, issuer)
-    return made_of(found, team=team, details=details)
+    return made_of(found, team=team, details=details, invoiced_by=invoiced_by)
 
 
 def readings(

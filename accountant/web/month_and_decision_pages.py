@@ -38,7 +38,7 @@ from accountant.ledger.protocols import Hole, JobKey, Moment, Quarantined
 from accountant.reports import figure_formatting, html_page, report_builder
 from accountant.reports.figure_formatting import silent_clusters
 from accountant.web import home, page_queries, page_rows
-from accountant.web.list_bar import group_address
+from accountant.web.list_bar import group_address, title
 from accountant.web.page_queries import records
 from accountant.web.page_rows import adjusting, correcting, to_lines
 from accountant.wire import decision_text
@@ -328,7 +328,12 @@ def _links(deps: Deps, month: Month, team: str | None) -> html_page.Links:
     def of_month(name: str) -> str:
         return f"/month/{name}" if team is None else f"/team/{quote(team, safe='')}?month={name}"
 
+    def of_user(name: str) -> str:
+        where = {"where.user": name, **({"where.team": team} if team is not None else {})}
+        return f"/explore?{urlencode({**where, 'start': f'{month}-01', 'end': f'{month.next}-01', 'by': 'job'})}"
+
     return html_page.Links(
+        user=of_user,
         lines=to_lines(month, team),
         job=lambda row: f"/job/{quote(JobKey(row.cluster, row.namespace, row.job).id)}",
         team=lambda name: f"/team/{quote(name, safe='')}?month={month}",
@@ -428,6 +433,7 @@ def _environment() -> Environment:
         "status_word": STATUS_WORDS.__getitem__,
         "decision_address": _decision_address,
     }
+    environment.filters["title_of"] = title
     environment.filters["team_name"] = figure_formatting.name
     environment.filters["compact"] = lambda value: json.dumps(value, sort_keys=True, ensure_ascii=False)
     return environment
@@ -487,11 +493,12 @@ def listed(request: Request, params: Annotated[DecisionsParams, Query()], deps: 
     with deps.ledger.moment() as moment:
         all_decisions = moment.decisions(start, at + 1, LOOKED_AT, kind=params.kind, subject=params.subject)
     decisions = [decision for decision in all_decisions if not decision_text.is_record(decision)]
+    about = (params.subject,) if params.subject else ()
     kinds = [(kind, _query(params, kind)) for kind in (None, "weight", "preemption", "hold", "policy")]
     return page(
         request, "/decisions", "decisions.html", deps, decisions=decisions[:SHOWN], params=params, address=address,
         more=max(0, len(decisions) - SHOWN), whole=len(all_decisions) == LOOKED_AT, kinds=kinds,
-        shares=decision_text.shares(records(deps.ledger, at), (params.subject,)) if params.subject else (),
+        shares=decision_text.shares(records(deps.ledger, at, about), about) if about else (),
     )  # fmt: skip
 
 

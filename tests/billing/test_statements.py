@@ -26,11 +26,19 @@ from accountant.billing.statement_breakdown import (
     itemise,
     total,
 )
-from accountant.billing.statements import SCHEMA, build, canonical, for_teams, from_canonical, payable_lines
+from accountant.billing.statements import (
+    SCHEMA,
+    build,
+    canonical,
+    for_teams,
+    from_canonical,
+    invoice_number,
+    payable_lines,
+)
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.periods import zone
 from accountant.prices.price_book import Billing, IdlePolicy
-from accountant.wire.policy_models import IDLE
+from accountant.wire.policy_models import IDLE, UNASSIGNED
 from gputally.base.apportionment import apportion
 from gputally.base.money import HOUR_PLACES, Money, exact_product, minor_places, nano_gpu_hours, payable
 from tests.billing.usage_rows import OCT, SAMPLE_PRICES, at, busy_month, held, price_book, unheld
@@ -345,3 +353,9 @@ def test_amounts_are_divided_as_lists_are(nano, price, currency):
             continue
         found = minor_units(price, np.array(nano, dtype=np.int64), int(total.scaleb(places)), places)
         assert [Decimal(each).scaleb(-places) for each in found.tolist()] == expected
+
+
+@given(st.text(max_size=20))
+def test_no_teams_invoice_has_the_number_of_time_without_a_team(team):
+    assert invoice_number(OCT, UNASSIGNED) == "INV-2026-10.no-team"
+    assert team == UNASSIGNED or invoice_number(OCT, team) != invoice_number(OCT, UNASSIGNED)

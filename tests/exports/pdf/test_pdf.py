@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import weasyprint
 
+from accountant.core.settings import InvoiceIssuer
 from accountant.exports.pdf import document
 from accountant.reports import html_page
 from tests.billing.usage_rows import held
@@ -60,3 +62,20 @@ def test_no_name_pushes_a_figure_off_the_page(name: str) -> None:
         (box,) = page._page_box.children[0].children[:1] or [page._page_box]
         inside = [part for part in box.descendants() if getattr(part, "text", "").strip()]
         assert [part.text for part in inside if part.position_x + part.width > page.width] == []
+
+
+@pytest.mark.parametrize("team", ["vision", "team-" + "x" * 248])
+def test_the_first_page_of_an_invoice_says_what_it_is(team: str) -> None:
+    report = replace(
+        sample_month.october(held("2026-10-01", "2026-10-03", gpus=8, team=team)),
+        team=team, issuer=InvoiceIssuer(name="The platform"),
+    )  # fmt: skip
+    first = weasyprint.HTML(string=html_page.render_html(report)).render().pages[0]
+    said = [getattr(box, "text", "") for box in first._page_box.descendants()]
+    text = "".join("".join(said).split())
+    assert report.due_total is not None
+    due = f"USD{report.due_total:,.2f}"
+    for part in ("Invoice", f"INV-2026-10-{team}", "Theplatform", "October2026", due, "Currency"):
+        assert part in text, part
+    assert not replace(report, issuer=None).invoice, "a report that nobody issues is no invoice"
+    assert not replace(report, team=None).invoice, "a report of all teams is no invoice"
