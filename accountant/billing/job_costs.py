@@ -48,6 +48,7 @@ from accountant.core.errors import UnsupportedQuestion
 from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.core.record_age import silent_nodes
 from accountant.ledger.protocols import EpochReport, JobKey, JobPods, Moment, QueuedPod, of_holders
+from accountant.ledger.team_assignment import USER_KEY
 from accountant.ledger.usage import HELD, PRICED_BY, EarlierSpan, Place, Usage, Where
 from accountant.prices.price_book import Price, PriceBook
 from accountant.wire.option_types import JobKind, JobState, Order
@@ -235,12 +236,14 @@ def _cost(parts: Sequence[tuple[Price | None, int]]) -> Decimal | None:
 
 @dataclass(slots=True)
 class _ShownPods:
-    """What a job shows of its pods. payers: their distinct teams and queues. waits: whether one waits. asks: the GPUs,
-    or parts of them, that those request which wait; None if unknown."""
+    """What a job shows of its pods. payers: their distinct teams and queues. users: those that their labels name.
+
+    waits: whether one waits. asks: the GPUs, or parts of them, that those request which wait; None if unknown."""
 
     pods: int = 0
     running: int = 0
     payers: tuple[tuple[str, str], ...] = ()
+    users: frozenset[str] = frozenset()
     created_ms: int | None = None
     ended_ms: int | None = None
     waits: bool = False
@@ -252,6 +255,8 @@ class _ShownPods:
         self.running += facts.started_ms is not None and facts.ended_ms is None
         if payer not in self.payers:
             self.payers += (payer,)
+        if user := facts.labels.get(USER_KEY):
+            self.users |= {user}
         self.created_ms = _known(min, self.created_ms, facts.created_ms)
         self.ended_ms = _known(max, self.ended_ms, facts.ended_ms)
         if facts.scheduled_ms is facts.started_ms is facts.ended_ms is None:
@@ -419,7 +424,7 @@ class JobList:
             or _names(team for team, _ in pods.payers)
             or _names(time.key[3] for time in then),
             queues=_names(queue for _, queue in pods.payers),
-            users=_names(time.key[4] for time in whose),
+            users=_names(time.key[4] for time in whose) or _names(pods.users),
             state=state,
             kind=kind_of(key.job),
             pods=pods.pods,

@@ -120,9 +120,16 @@ class Invoices(_Books):
     def reconcile(self, month: Month, invoice: Invoice) -> Reconciliation:
         """Compares the invoice with the month's bills from the present records.
 
-        Raises CannotClose without a price book, or if the invoice is in another currency."""
+        Raises CannotClose without a price book, if the invoice is in another currency, or if nothing of the month is
+        metered: what its bills were is unknown then, not 0."""
         book = self._of(month).book
-        return reconcile(str(month), invoice, self._bills(month, book), book.currency)
+        billed = self._bills(month, book)
+        if all(charge.account in ("unmetered", "unused_commitment") for charge in billed):
+            raise CannotClose(
+                f"nothing of {month} is metered, so its bills are unknown and cannot be compared with an invoice: "
+                "choose a month with records"
+            )
+        return reconcile(str(month), invoice, billed, book.currency)
 
     def newest(self, month: Month) -> KeptInvoice | None:
         """The newest stored invoice of that month; None if there is none."""

@@ -16,7 +16,7 @@ from accountant.core import periods
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import Month
 from accountant.ledger.protocols import Moment
-from accountant.ledger.usage import ACCOUNTS, added
+from accountant.ledger.usage import ACCOUNTS, HELD, added
 from accountant.prices.price_book import PriceBook
 from accountant.reports import figure_formatting
 from accountant.reports.html_page import ChartSeries, ranked
@@ -30,6 +30,8 @@ DAYS: Final = 30
 MOST_NODES: Final = 64
 MOST_GPUS: Final = 32
 """The GPUs of one node that are drawn."""
+_LEAST_STRIPE: Final = 0.1
+"""A part of a GPU's time that is less has no stripe."""
 MOST_CHANGES: Final = 10
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1040, 190, 70, 8, 12, 26
 
@@ -202,12 +204,17 @@ def _cells(ledger: Moment, now: Span, timezone: str) -> tuple[tuple[ChartSeries,
 
 
 def _cell(gpu: str, of_gpu: list[tuple[str, Accounts]], colour: dict[str, str]) -> GpuCell:
-    held = sorted((team for team, accounts in of_gpu if accounts.allocated), key=lambda team: (colour[team], team))
-    if held:
-        return GpuCell(gpu, tuple(colour[team] for team in held), ", ".join(map(figure_formatting.name, held)))
+    """The colours of the teams that held the GPU, and of what else it was, of each if it was so for a tenth of the time
+    or more."""
     whole = added(accounts for _, accounts in of_gpu)
-    account = max(ACCOUNTS, key=lambda name: getattr(whole, name))
-    return GpuCell(gpu, (f"a-{account}",), figure_formatting.ACCOUNT_NAMES[account].lower())
+    parts = [(team, colour[team], figure_formatting.name(team), accounts.allocated)
+             for team, accounts in of_gpu if accounts.allocated]  # fmt: skip
+    parts.sort(key=lambda part: (part[1], part[0]))
+    parts += [("", f"a-{name}", figure_formatting.ACCOUNT_NAMES[name].lower(), getattr(whole, name))
+              for name in ACCOUNTS if name not in HELD]  # fmt: skip
+    least = whole.total * _LEAST_STRIPE
+    shown = [part for part in parts if part[3] and part[3] >= least] or [max(parts, key=lambda part: part[3])]
+    return GpuCell(gpu, tuple(css for _, css, _, _ in shown), ", ".join(text for _, _, text, _ in shown))
 
 
 def cost_svg(days: tuple[DayCost, ...], currency: str, title: str) -> str:

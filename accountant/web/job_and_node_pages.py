@@ -230,7 +230,7 @@ def job_page(request: Request, id: str, deps: AppDeps, principal: Reader) -> Res
         decisions = decisions_about(moment, key, span.start_ms, at)
         job = with_attempts(job, moment, span, decisions, principal)
     waiting = job.job.state == "waiting"
-    shares = decision_text.shares(records(deps.ledger, at), job.job.queues) if waiting else []
+    shares = decision_text.shares(records(deps.ledger, at, job.job.queues), job.job.queues) if waiting else []
     used = sum_of_usage_lines({}, of_gpus) if of_gpus else None
     return _render_job(request, deps, job, strips, used, decisions, shares, everyone=principal.teams is None)
 

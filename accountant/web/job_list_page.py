@@ -99,7 +99,11 @@ COLUMNS: Final[Mapping[JobOrder, JobColumn]] = {
     "state": JobColumn("State", (JobField("state", "text", lambda job: job.state),)),
     "kind": JobColumn("Kind", (JobField("kind", "text", lambda job: job.kind or ""),)),
     "gpus": JobColumn(
-        "GPUs now", (JobField("gpus_now", "float", lambda job: None if job.gpus is None else float(job.gpus)),)
+        "GPUs now",
+        (
+            JobField("gpus_now", "float", lambda job: None if job.gpus is None else float(job.gpus)),
+            JobField("asks_gpus", "integer", lambda job: job.asks_gpus),
+        ),
     ),
     "waited": JobColumn(
         "Waited",

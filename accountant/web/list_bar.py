@@ -10,6 +10,7 @@ address."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -42,8 +43,13 @@ RECENT: Final = {"24h": "24 h", "7d": "7 days", "30d": "30 days"}
 
 
 def title(dimension: Dimension) -> str:
-    """The heading of a dimension; of an exported label its name."""
-    return label_of(dimension) if is_label(dimension) else DIMENSION_TITLES[dimension]
+    """The heading of a dimension; of an exported label its name in words: `Cost centre` of `cost-centre`, and
+    `Cost centre (example.com)` of `example.com/cost-centre`."""
+    if not is_label(dimension):
+        return DIMENSION_TITLES[dimension]
+    prefix, _, name = label_of(dimension).rpartition("/")
+    words = re.sub(r"[-_.]+", " ", name)
+    return words[:1].upper() + words[1:] + (f" ({prefix})" if prefix else "")
 
 
 def group_address(dimension: Dimension, value: str, month: str | None = None) -> str:
@@ -208,7 +214,11 @@ class Bar:
     def titles(self) -> Mapping[Dimension, str]:
         """The dimensions to choose from, with their headings."""
         asked = {name: title(name) for name in (*self.by, *self.params.where)}
-        return {**DIMENSION_TITLES, **{label_dimension(name): name for name in self.labels}, **asked}
+        return {
+            **DIMENSION_TITLES,
+            **{label_dimension(name): title(label_dimension(name)) for name in self.labels},
+            **asked,
+        }
 
     @property
     def span_identity(self) -> tuple[int, int | None]:

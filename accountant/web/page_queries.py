@@ -10,7 +10,7 @@ The page modules send quick queries to the ledger directly."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -55,6 +55,8 @@ IDLE_NOW: Final[Mapping[str, str]] = {
 _LOOK_BACK_MS = 7 * MS_PER_DAY
 """Maximum age of the newest record about a queue's share."""
 _RECORDS = 200
+_WEIGHTS = 20
+"""Newest decisions about a queue that are read, of all targets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +83,14 @@ class CurrentDemand:
     demand: KnownDemand
 
 
-def records(ledger: Ledger, at_ms: int) -> list[Decision]:
-    """The newest records of the controller's cycles until an instant, for `decision_text.shares`."""
-    since = at_ms - _LOOK_BACK_MS
+def records(ledger: Ledger, at_ms: int, queues: Iterable[str] = ()) -> list[Decision]:
+    """The newest records of the controller's cycles until an instant, and the newest weights of these queues, for
+    `decision_text.shares`."""
+    since, found = at_ms - _LOOK_BACK_MS, []
     with ledger.moment() as moment:
-        return moment.decisions(since, at_ms + 1, _RECORDS, kind="weight", subject=decision_text.EVERYTHING)
+        for subject, most in ((decision_text.EVERYTHING, _RECORDS), *((queue, _WEIGHTS) for queue in queues)):
+            found += moment.decisions(since, at_ms + 1, most, kind="weight", subject=subject)
+    return found
 
 
 def demand(deps: Deps, waiting: tuple[page_rows.Waiting, ...], at_ms: int) -> KnownDemand:

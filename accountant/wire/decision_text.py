@@ -7,11 +7,12 @@ decision is external JSON, so missing values and values that are not numbers are
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Final
 
 from accountant.wire.policy_models import Decision
+from gputally.base import number_format
 from gputally.base.number_format import NOTHING, gpus, hours, percent
 
 _MOST: Final = 10**20
@@ -40,7 +41,7 @@ def of_gpus(value: Any) -> str:
 def one_decimal(value: Any) -> str:
     """A number as text with one decimal; a dash if the value is no number."""
     count = number(value)
-    return NOTHING if count is None else f"{Decimal(str(count)):,.1f}"
+    return NOTHING if count is None else number_format.number(Decimal(str(count)), 1)
 
 
 def four_digits(value: float) -> str:
@@ -81,17 +82,21 @@ EVERYTHING: Final = "*"
 _STEPS: Final = (
     ("n", "Fair share", "its part of the configured weights of the queues that compete for GPUs beyond their quotas"),
     ("u", "Used", "its part of the window's capacity"),
-    ("k", "Feedback k", "how strongly the policy lets the difference count"),
-    ("p", "Share with history", "what the law computes from fair share and use"),
+    ("k", "Weight of the past", "how strongly the policy lets the difference count"),
+    (
+        "p",
+        "Share with history",
+        "what the law computes from fair share and use",
+    ),
     (
         "proportional",
-        "The law's answer",
+        "Weight by use",
         "that share as a weight; the competitors' weights add up to the configured sum",
     ),
     ("lower", "Lower bound", "the smallest weight that the policy allows"),
     ("upper", "Upper bound", "the largest weight that the policy allows"),
     ("previous", "Previous weight", "the weight that the scheduler used before"),
-    ("value", "New weight", "the law's answer, or the weight that stays for the interval, or that of a turn"),
+    ("value", "New weight", "the weight by use, or the weight that stays for the interval, or that of a turn"),
 )
 _RATIOS: Final = frozenset({"n", "u"})
 _OUTCOMES: Final = {
@@ -149,7 +154,7 @@ class QueueStanding:
     """A queue's figures in the last recorded cycle.
 
     cycle: the record of the cycle.
-    holds, asks, due: GPUs that the queue held, requested and was entitled to; None if unknown.
+    holds, asks, due: GPUs that the queue held, requested and was due; None if unknown.
     used: its part of the window's capacity."""
 
     queue: str
@@ -162,7 +167,7 @@ class QueueStanding:
 
     @property
     def left(self) -> float | None:
-        """GPUs that the queue is entitled to and does not hold; negative if it holds more."""
+        """GPUs that the queue is due and does not hold; negative if it holds more."""
         return None if self.due is None or self.holds is None else self.due - self.holds
 
 
@@ -199,14 +204,24 @@ def _policy(decision: Decision) -> DecisionText:
 
 
 def shares(decisions: Iterable[Decision], queues: Sequence[str]) -> list[QueueStanding]:
-    """The shares of these queues, one for each target, from the newest record that contains the queue. decisions:
-    newest first."""
+    """The shares of these queues, one for each target, from the newest record that contains the queue. The weight is
+    that of the newest decision about the queue, if this is not older: a record has the weight from before its cycle.
+
+    decisions: newest first."""
     by_queue: dict[tuple[str, str], QueueStanding] = {}
+    decided: dict[tuple[str, str], Decision] = {}
     for decision in decisions:
-        if decision.kind == "weight" and decision.subject == EVERYTHING:
-            for queue in queues:
-                if queue in mapping(decision.inputs.get("standings")):
-                    by_queue.setdefault((queue, decision.target), _share(queue, decision))
+        if decision.kind != "weight":
+            continue
+        if decision.subject != EVERYTHING:
+            decided.setdefault((decision.subject, decision.target), decision)
+            continue
+        for queue in queues:
+            if queue in mapping(decision.inputs.get("standings")):
+                by_queue.setdefault((queue, decision.target), _share(queue, decision))
+    for key, decision in decided.items():
+        if key in by_queue and decision.at_ms >= by_queue[key].cycle.at_ms:
+            by_queue[key] = replace(by_queue[key], weight=decision.value)
     return [by_queue[key] for key in sorted(by_queue)]
 
 
@@ -277,12 +292,14 @@ def _weight(decision: Decision, record: Decision | None) -> DecisionText:
 
 
 def _formula(parts: Mapping[str, Any]) -> str:
-    """The formula with its numbers; "" if one is missing."""
+    """The share with history in words and with its numbers; "" if one is missing."""
     n, u, k = (number(parts.get(name)) for name in ("n", "u", "k"))
     if n is None or u is None or k is None:
         return ""
+    fair, used, weight = map(four_digits, (n, u, k))
     return (
-        f"max(0, n + k (n − U)) = max(0, {four_digits(n)} + {four_digits(k)} × ({four_digits(n)} − {four_digits(u)}))"
+        "fair share + weight of the past × (fair share − used), and not below 0: "
+        f"max(0, {fair} + {weight} × ({fair} − {used}))"
     )
 
 

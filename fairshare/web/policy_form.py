@@ -410,7 +410,7 @@ _GROUPS = (
                 ("usage", "clusters"), "Clusters", "list",
                 "clusters whose usage counts together; empty: only this cluster",
             ),
-            Field(("k",), "k", "number", "how strongly history counts: n + k (n − U); 0: not at all"),
+            Field(("k",), "Weight of the past (k)", "number", "how strongly past use counts; 0: not at all"),
         ),
     ),
     FieldGroup(

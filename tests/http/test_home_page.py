@@ -12,6 +12,8 @@ import pytest
 
 from accountant.composition import Service
 from accountant.ledger.protocols import Down, Facts, NodeFacts
+from accountant.web import home as home_page
+from accountant.wire.usage_cost_and_job_models import Accounts
 from gputally.base.clock import VirtualClock
 from tests.fakes.memory_ledger import NOW_MS
 from tests.http.conftest import INVENTORY, client_of, settings_in
@@ -68,6 +70,18 @@ def test_every_gpu_is_a_cell_in_the_colour_of_its_team(service: Service) -> None
     assert [cell for cell in cells if cell.startswith("GPU-")] == [
         "GPU-1: vision", "GPU-2: nlp", "GPU-3: unallocated", "GPU-9: down",
     ]  # fmt: skip
+
+
+def test_a_cell_shows_what_a_gpu_was_for_a_tenth_of_the_time_or_more() -> None:
+    css = {"vision": "s0", "nlp": "s1"}
+
+    def colours(*parts: tuple[str, Accounts]) -> tuple[str, ...]:
+        return home_page._cell("GPU-1", list(parts), css).colours
+
+    assert colours(("vision", Accounts(busy=1)), ("__idle__", Accounts(unallocated=99))) == ("a-unallocated",)
+    assert colours(("vision", Accounts(busy=40)), ("__idle__", Accounts(unallocated=60))) == ("s0", "a-unallocated")
+    assert colours(("vision", Accounts(busy=96)), ("__idle__", Accounts(unallocated=4))) == ("s0",)
+    assert colours(("nlp", Accounts(busy=50)), ("vision", Accounts(busy=50))) == ("s0", "s1")
 
 
 def test_what_needs_a_decision_leads_to_its_page(service: Service) -> None:

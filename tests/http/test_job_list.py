@@ -18,6 +18,7 @@ from fastapi.testclient import TestClient
 from accountant.__main__ import main
 from accountant.composition import Service
 from accountant.ledger.protocols import Facts
+from accountant.ledger.team_assignment import USER_KEY
 from accountant.web.job_list_page import COLUMNS
 from accountant.wire.option_types import JOB_ORDERS, JobOrder
 from gputally.base.clock import VirtualClock
@@ -103,13 +104,16 @@ def test_a_waiting_job_asks_for_as_many_gpus_as_is_known(
     running, client = start_service(tokens="tokens:\n" + token_entry("all", "admin"))
     pods = [
         pod_facts(f"pod-{n}", NOW - HOUR_MS, namespace="vision", uid=f"{n}", workload="Job/later", node="",
-                  created_ms=NOW - HOUR_MS, requests=asked)
+                  created_ms=NOW - HOUR_MS, requests=asked, labels={USER_KEY: "ann"})
         for n, asked in enumerate(requests)
     ]  # fmt: skip
     deliver(running.ledger, NOW_MS, batch(held(10, 10, "GPU-1", "nlp"), cluster="prod", node="n1"))
     running.ledger.observe(Facts(pods=tuple(("prod", pod) for pod in pods)), NOW_MS)
     (job,) = client.get("/v1/jobs?start=4h&state=waiting", headers=bearer("all")).json()["jobs"]
     assert (job["state"], job["asks_gpus"]) == ("waiting", asks)
+    assert job["users"] == ["ann"], "who waits is known before the job holds a GPU"
+    (row,) = csv.DictReader(io.StringIO(client.get("/jobs.csv?start=4h&state=waiting", headers=bearer("all")).text))
+    assert row["asks_gpus"] == ("" if asks is None else str(asks))
     page = client.get(f"/job/{WAITS}", headers=bearer("all") | PAGE).text
     assert ("asks for" in page) is (asks is not None)
 

@@ -54,6 +54,13 @@ def invoiced(tmp_path_factory):
         yield client
 
 
+def test_a_month_without_records_is_not_compared_with_nothing(invoiced):
+    """The first record is of November: what October's bills were is unknown, not 0."""
+    answer = invoiced.post("/v1/reconciliation/2026-10", json=INVOICE)
+    assert answer.status_code == 409
+    assert "unknown" in answer.json()["detail"]
+
+
 def test_without_an_invoice_it_says_how_to_keep_one(invoiced):
     assert invoiced.get("/invoice", follow_redirects=False).headers["location"] == "/invoice/2026-11"
     answer = invoiced.get("/invoice/2026-10")

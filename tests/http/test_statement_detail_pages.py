@@ -16,6 +16,7 @@ import pytest
 from accountant.composition import Service
 from accountant.ledger.journal import ActKind
 from accountant.web.statement_detail_pages import WHAT
+from gputally.base import number_format
 from gputally.base.clock import VirtualClock
 from tests.http.conftest import (
     MINUTE_MS,
@@ -115,7 +116,7 @@ def test_every_figure_leads_to_lines_that_add_up_to_it(billed, csv_of, path):
         for column in ("gpu_hours", "cost", "payable"):
             assert sum(number(row[column] or "0") for row in rows) == number(whole[column] or "0"), (to, column)
         hours, amount = number(whole["gpu_hours"]), number(whole["payable"] or "0")
-        assert text in {f"{hours:,.1f}", f"{hours:,.0f}", f"{amount:,.2f}"}, to
+        assert unescape(text) in {number_format.number(hours, 1), number_format.number(hours, 0), f"{amount:,.2f}"}, to
     for _, to in linked[:3]:
         page = " ".join(read(billed.get(to).text).texts)
         assert csv_of(to)[1]["payable"] in page.replace(",", "")
