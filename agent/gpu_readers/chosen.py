@@ -16,7 +16,7 @@ import msgspec
 
 from agent.core.readings import DeviceReading, InstanceReading, Unavailable
 from agent.core.settings import SettingsError, comma_separated
-from agent.gpu_readers.protocol import DriverReader, GpuReader, GpuReaderPlugin, Surroundings
+from agent.gpu_readers.protocol import SEAM, DriverReader, GpuReader, GpuReaderPlugin, Surroundings
 from gputally.base.clock import Clock
 
 _OF_DEVICE = ("busy_us", "energy_uj", "memory_used_mib", "power_mw", "sm_active_us", "tensor_active_us")
@@ -185,7 +185,10 @@ def open_readers(text: str, surroundings: Surroundings) -> GpuReaders:
         else:
             chosen[name] = ChosenReader(name, opened(plugin, place, surroundings), plugin.fills)
     if not any(not one.fills for one in chosen.values()):
-        raise SettingsError("gpu_readers: name a reader that lists GPUs, such as nvml")
+        from gputally.base.plugins import usable
+
+        listing = sorted(name for name, one in usable(SEAM, GpuReaderPlugin).items() if not one.fills)
+        raise SettingsError(f"gpu_readers: name a reader that lists GPUs; installed: {', '.join(listing) or 'none'}")
     return GpuReaders(tuple(chosen.values()), surroundings.clock)
 
 

@@ -262,7 +262,7 @@ def opened(text: str, **settings_: Any) -> object:
 @pytest.mark.parametrize(
     ("text", "tells"),
     [
-        ("", "no plug-in"), ("kublet", "kubelet"), ("pods", "pods=PLACE"), ("processes=x", "expected processes"),
+        ("", "no plug-in"), ("proceses", "processes"), ("pods", "pods=PLACE"), ("processes=x", "expected processes"),
     ],
 )  # fmt: skip
 def test_a_wrong_setting_says_what_is_expected(text: str, tells: str) -> None:
