@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.wire.policy_models import Measure, Policy, UsageWindow, WindowSpec
+from accountant.wire.policy_models import Policy, UsageWindow, WindowSpec
 from accountant.wire.usage_cost_and_job_models import BudgetState
 from fairshare.cli.decision_replay import ReplayDifference, recount
-from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.kube_scheduler_extender import ExtenderViews, fair_nodes
 from fairshare.controller.pod_index import PodIndex
@@ -23,61 +22,25 @@ from fairshare.core.gpu_models import OTHERS, window_of_part
 from fairshare.core.queues_and_weights import Standing
 from fairshare.explain.queue_and_pod_explanation import explain_queue
 from fairshare.laws.weight_calculation import ModelPart, WeightInputs, WeightResult, calculate_weights
-from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, COHORTS, FLAVORS, LOCAL_QUEUES, WORKLOADS
 from gputally.base.clock import VirtualClock
 from gputally.base.gpu_model_names import most_precise
 from gputally.base.version import __version__
 from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import GPU, Object
+from gputally.kubernetes.objects import Object
 from gputally.testing.fake_accountant import usage_window
 from tests.fairshare.builders import (
     cluster_with,
-    node_object,
-    object_of,
     pod_group,
     pod_object,
     policy_of,
     queue_object,
 )
+from tests.fairshare.by_model import A10, H100, HOUR_US, LABEL, ByModel, by_model_policy, one_cycle, two_models
 from tests.fairshare.conftest import NOW_MS, Accountant, Make
 from tests.fairshare.observations import condition, pods_of
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.hypothesis_examples import examples
-
-H100, A10 = "NVIDIA-H100-80GB-HBM3", "NVIDIA-A10"
-LABEL = "nvidia.com/gpu.product"
-HOUR_US = 3_600_000_000
-
-
-class ByModel(Accountant):
-    """A fake accountant that knows usage by GPU model, as parts of the capacity of one hour of eight GPUs each."""
-
-    def __init__(self, **used: Mapping[str, float]) -> None:
-        super().__init__()
-        self.by_model = used
-
-    def window(self, spec: WindowSpec, measure: Measure, at_ms: int, min_coverage: float) -> UsageWindow:
-        counted = [model for model in ("H100", "A10") if spec.gpu_weights.get(model, 1)]
-        usage: dict[str, int] = {}
-        for model in counted:
-            for queue, part in self.by_model.get(model, {}).items():
-                usage[queue] = usage.get(queue, 0) + round(part * 8 * HOUR_US)
-        version = self.policies[-1].version() if self.policies else None
-        unit = "weighted_gpu_us" if spec.gpu_weights else "gpu_us"
-        said = {"policy_version": version, "watermark_ms": at_ms, "measure": measure, "unit": unit}
-        return usage_window(usage, 8 * HOUR_US * len(counted), end_ms=at_ms, **said)
-
-
-def _policy(prefix: str = "policy", k: float = 0.0, **more: Any) -> Policy:
-    """Two teams with four of eight H100 and four of eight A10 each."""
-    quotas = {"H100": {"deserved": 4}, "A10": {"deserved": 4}}
-    queues = [{"name": name, "refs": [f"{prefix}:{name}"], "gpu_models": quotas} for name in "ab"]
-    return policy_of(queues, k=k, preemption={"mode": "enforce", "min_runtime": 0, "wait": 0}, **more)
-
-
-def _nodes() -> list[Object]:
-    return [node_object("h", 8, labels={LABEL: H100}), node_object("t", 8, labels={LABEL: A10})]
 
 
 def _waiting(name: str, queue: str, gpus: int, model: str | None) -> Object:
@@ -85,11 +48,6 @@ def _waiting(name: str, queue: str, gpus: int, model: str | None) -> Object:
     if model is not None:
         pod["spec"]["nodeSelector"] = {LABEL: model}
     return pod
-
-
-def _cycle(cluster: MemoryCluster, policy: Policy, accountant: Accountant | None = None) -> CycleReport:
-    accountant = accountant or ByModel()
-    return Controller(policy, accountant, cluster, VirtualClock(NOW_MS), pods=lambda: pods_of(cluster)).cycle()
 
 
 def _differences(accountant: Accountant, policy: Policy) -> tuple[tuple[ReplayDifference, ...], str]:
@@ -108,9 +66,9 @@ def _due(report: CycleReport) -> dict[str, dict[str, float]]:
 def test_a_claim_takes_gpus_of_its_own_model_alone() -> None:
     """b borrows four H100 and four A10. a's pod needs two H100 by its selector, and b's work on A10 stays."""
     held = [pod_object(f"b-{node}{i}", "b", node=node, gpus=2) for node in "ht" for i in range(4)]
-    cluster = cluster_with(*_nodes(), *held, _waiting("a0", "a", 2, H100))
-    policy, used = _policy(), ByModel()
-    (target,) = _cycle(cluster, policy, used).targets
+    cluster = cluster_with(*two_models(), *held, _waiting("a0", "a", 2, H100))
+    policy, used = by_model_policy(), ByModel()
+    (target,) = one_cycle(cluster, policy, used).targets
     assert target.preemption is not None
     (verdict,) = target.preemption.verdicts
     assert [pod.name for victim in verdict.victims for pod in victim.pods] == ["b-h0"]
@@ -130,14 +88,14 @@ def test_a_surplus_of_one_model_is_no_right_to_another() -> None:
     told why, though b is far above the sum of its quotas."""
     held = [pod_object(f"b-t{i}", "b", node="t") for i in range(2)]
     held += [pod_object("a-h", "a", node="h"), pod_object("b-h", "b", node="h")]
-    cluster = cluster_with(*_nodes(), *held, _waiting("a1", "a", 2, H100))
-    report = _cycle(cluster, _policy())
+    cluster = cluster_with(*two_models(), *held, _waiting("a1", "a", 2, H100))
+    report = one_cycle(cluster, by_model_policy())
     (target,) = report.targets
     assert target.preemption is not None
     (verdict,) = target.preemption.verdicts
     assert (verdict.outcome, verdict.victims) == ("denied", ())
     assert "H100 GPUs" in verdict.reason
-    (account,) = explain_queue(_policy(), report, "a")
+    (account,) = explain_queue(by_model_policy(), report, "a")
     assert any("on H100 GPUs" in sentence for sentence in account.sentences)
     assert [(each.gpus, each.queue.deserved, each.entitlement.allocated) for each in account.models] == [
         ("H100 GPUs", 4.0, 4.0), ("A10 GPUs", 4.0, 0.0), ("GPUs of other models", 0.0, 0.0),
@@ -147,8 +105,8 @@ def test_a_surplus_of_one_model_is_no_right_to_another() -> None:
 def test_a_pod_without_a_selector_may_start_on_either_model() -> None:
     """All H100 are held within quotas, and b borrows A10: the victim runs on A10."""
     held = [pod_object(f"{q}-h", q, node="h") for q in "ab"] + [pod_object(f"b-t{i}", "b", node="t") for i in range(2)]
-    cluster = cluster_with(*_nodes(), *held, _waiting("a1", "a", 4, None))
-    (target,) = _cycle(cluster, _policy()).targets
+    cluster = cluster_with(*two_models(), *held, _waiting("a1", "a", 4, None))
+    (target,) = one_cycle(cluster, by_model_policy()).targets
     assert target.preemption is not None
     (verdict,) = target.preemption.verdicts
     assert [pod.node for victim in verdict.victims for pod in victim.pods] == ["t"]
@@ -157,8 +115,8 @@ def test_a_pod_without_a_selector_may_start_on_either_model() -> None:
 def test_a_limit_of_a_model_binds_although_the_whole_has_none() -> None:
     queues = [{"name": "a", "refs": ["policy:a"], "gpu_models": {"H100": {"deserved": 2, "limit": 2}}}]
     policy = policy_of(queues, preemption={"mode": "enforce", "min_runtime": 0, "wait": 0})
-    cluster = cluster_with(*_nodes(), pod_object("a0", node="h", gpus=2), _waiting("a1", "a", 2, H100))
-    (target,) = _cycle(cluster, policy).targets
+    cluster = cluster_with(*two_models(), pod_object("a0", node="h", gpus=2), _waiting("a1", "a", 2, H100))
+    (target,) = one_cycle(cluster, policy).targets
     assert target.preemption is not None
     assert [verdict.outcome for verdict in target.preemption.verdicts] == ["denied"]
 
@@ -170,7 +128,7 @@ def test_usage_and_budgets_of_one_model_leave_the_other_as_it_is() -> None:
     budget = {"name": "m", "queue": "a", "limit": 100, "exhausted": "no-over-quota", "gpu_models": {"H100": 10}}
     pods = [_waiting(f"{q}{model[-1]}", q, 8, model) for q in "ab" for model in (H100, A10)]
     used = ByModel(H100={"a": 1.0})
-    even, past = (_due(_cycle(cluster_with(*_nodes(), *pods), policy_of(queues, k=k), used)) for k in (0.0, 3.0))
+    even, past = (_due(one_cycle(cluster_with(*two_models(), *pods), policy_of(queues, k=k), used)) for k in (0.0, 3.0))
     assert even["H100"] == even["A10"] == past["A10"] == {"a": 4.0, "b": 4.0}
     assert past["H100"] == {"a": 0.0, "b": 8.0}
     state = {"month": "2026-10", "unit": "GPU-hours", "queue": "a", "team": None, "ratio": None, "threshold": None}
@@ -179,61 +137,8 @@ def test_usage_and_budgets_of_one_model_leave_the_other_as_it_is() -> None:
         BudgetState(name="m", limit=100, spent=20, **state),
         BudgetState(name="m: H100", gpu_model="H100", limit=10, spent=20, **state),
     ]
-    spent = _due(_cycle(cluster_with(*_nodes(), *pods), policy_of(queues, k=0.0, budgets=[budget]), used))
+    spent = _due(one_cycle(cluster_with(*two_models(), *pods), policy_of(queues, k=0.0, budgets=[budget]), used))
     assert (spent["H100"], spent["A10"]) == ({"a": 0.0, "b": 8.0}, {"a": 4.0, "b": 4.0})
-
-
-def _flavored(name: str, h100: int, a10: int) -> Object:
-    flavors = [
-        {"name": flavor, "resources": [{"name": GPU, "nominalQuota": str(gpus)}]}
-        for flavor, gpus in (("big", h100), ("a10", a10))
-    ]
-    spec = {"cohortName": "all", "resourceGroups": [{"coveredResources": [GPU], "flavors": flavors}]}
-    return object_of(CLUSTER_QUEUES[0], name, spec)
-
-
-FLAVOR_OBJECTS = [object_of(FLAVORS[0], "big", {"nodeLabels": {LABEL: H100}}), object_of(FLAVORS[0], "a10", {})]
-"""A flavor whose labels state its model, and one whose name does."""
-
-
-@pytest.mark.parametrize(
-    ("quotas", "in_sync"), [((4, 4), ("True", "AsPolicy")), ((6, 2), ("False", "PolicyDiffers"))]
-)  # fmt: skip
-def test_kueue_has_quotas_by_model_as_quotas_of_flavors(quotas: tuple[int, int], in_sync: tuple[str, str]) -> None:
-    cluster = MemoryCluster(KINDS, [*_nodes(), *FLAVOR_OBJECTS, *(_flavored(name, *quotas) for name in "ab")])
-    (target,) = _cycle(cluster, _policy("kueue")).targets
-    by_model, synced = condition(target, "ByModel"), condition(target, "InSync")
-    assert (by_model.status, by_model.reason) == ("True", "ByFlavor")
-    assert (synced.status, synced.reason) == in_sync
-    if in_sync[0] == "False":
-        assert "H100" in synced.message
-
-
-def test_a_workload_of_kueue_counts_for_the_model_of_its_flavor() -> None:
-    def workload(name: str, queue: str, flavor: str | None) -> Object:
-        container = {"name": "c", "resources": {"limits": {GPU: "4"}}}
-        spec = {
-            "queueName": queue,
-            "podSets": [{"name": "m", "count": 1, "template": {"spec": {"containers": [container]}}}],
-        }
-        assignment = {"name": "m", "count": 1, "flavors": {GPU: flavor}, "resourceUsage": {GPU: "4"}}
-        status = {"admission": {"clusterQueue": queue, "podSetAssignments": [assignment]}} if flavor else {}
-        return object_of(WORKLOADS[0], name, spec, status, uid=name)
-
-    local = [object_of(LOCAL_QUEUES[0], name, {"clusterQueue": name}) for name in "ab"]
-    work = [
-        workload("w1", "b", "big"),
-        workload("w2", "b", "a10"),
-        workload("w3", "b", "a10"),
-        workload("w4", "a", None),
-    ]
-    queues = [_flavored(name, 4, 4) for name in "ab"]
-    cluster = MemoryCluster(KINDS, [*_nodes(), *FLAVOR_OBJECTS, *queues, *local, *work, workload("w4", "a", None)])
-    (target,) = _cycle(cluster, _policy("kueue")).targets
-    held = {part.model: {q: (s.allocated, s.requested) for q, s in part.standings.items()} for part in target.models}
-    assert held["H100"] == {"a": (0.0, 4.0), "b": (4.0, 4.0)}
-    assert held["A10"] == {"a": (0.0, 4.0), "b": (8.0, 8.0)}
-    assert target.waiting_models == {"Workload/ns/w4": ("H100", "A10")}
 
 
 def _gang(name: str, queue: str, *on: tuple[str, int], model: str | None = None, **spec: Any) -> list[Object]:
@@ -251,8 +156,8 @@ def _gang(name: str, queue: str, *on: tuple[str, int], model: str | None = None,
 def _kai_verdicts(*work: list[Object]) -> dict[str, tuple[str, list[str]]]:
     """Return by claimant the outcome and the workloads that give way."""
     queues = [queue_object(name) for name in "ab"]
-    cluster = cluster_with(*_nodes(), *queues, *(obj for each in work for obj in each))
-    (target,) = _cycle(cluster, _policy("kai")).targets
+    cluster = cluster_with(*two_models(), *queues, *(obj for each in work for obj in each))
+    (target,) = one_cycle(cluster, by_model_policy("kai")).targets
     assert target.preemption is not None
     return {
         verdict.claimant: (verdict.outcome, [victim.gang.name for victim in verdict.victims])
@@ -309,8 +214,10 @@ def gangs_on_two_models(draw: st.DrawFn) -> list[list[Object]]:
 @settings(max_examples=examples(30, 500), deadline=None)
 def test_no_queue_falls_below_its_quota_of_any_model(work: list[list[Object]]) -> None:
     """What gives way leaves its queue its quota of each model that it ends on, and makes the room that was needed."""
-    cluster = cluster_with(*_nodes(), *(queue_object(name) for name in "ab"), *(obj for each in work for obj in each))
-    (target,) = _cycle(cluster, _policy("kai")).targets
+    cluster = cluster_with(
+        *two_models(), *(queue_object(name) for name in "ab"), *(obj for each in work for obj in each)
+    )
+    (target,) = one_cycle(cluster, by_model_policy("kai")).targets
     assert target.preemption is not None
     ended = [pod for verdict in target.preemption.verdicts for victim in verdict.victims for pod in victim.pods]
     assert len({pod.uid for pod in ended}) == len(ended), "a pod ends once"
@@ -321,25 +228,13 @@ def test_no_queue_falls_below_its_quota_of_any_model(work: list[list[Object]]) -
 
 
 def test_a_scheduler_with_one_quantity_of_gpus_is_named() -> None:
-    cluster = MemoryCluster(KINDS, [*_nodes(), *(queue_object(name) for name in "ab")])
-    (target,) = _cycle(cluster, _policy("kai")).targets
+    cluster = MemoryCluster(KINDS, [*two_models(), *(queue_object(name) for name in "ab")])
+    (target,) = one_cycle(cluster, by_model_policy("kai")).targets
     found = condition(target, "ByModel")
     assert (found.status, found.reason) == ("False", "OneQuantity")
-    (plain,) = _cycle(cluster, policy_of()).targets
+    (plain,) = one_cycle(cluster, policy_of()).targets
     assert not plain.models
     assert "ByModel" not in {each.type for each in plain.conditions}
-
-
-@pytest.mark.parametrize(("name", "reason"), [("t4", "NoFlavor"), ("a10", "OneWeight")])
-def test_what_kueue_cannot_express_is_named(name: str, reason: str) -> None:
-    queue = _flavored("a", 4, 4)
-    queue["spec"]["resourceGroups"][0]["flavors"][1]["name"] = name
-    flavors = [FLAVOR_OBJECTS[0], object_of(FLAVORS[0], name, {})]
-    quotas = {"H100": {"deserved": 4, "weight": 2}, "A10": {"deserved": 4}}
-    cluster = MemoryCluster(KINDS, [*_nodes(), *flavors, queue, object_of(COHORTS[0], "all", {})])
-    policy = policy_of([{"name": "a", "refs": ["kueue:a"], "gpu_models": quotas}])
-    (target,) = _cycle(cluster, policy).targets
-    assert (condition(target, "ByModel").status, condition(target, "ByModel").reason) == ("False", reason)
 
 
 def test_the_extender_protects_a_queue_within_its_quota_of_the_nodes_model() -> None:
@@ -347,13 +242,13 @@ def test_the_extender_protects_a_queue_within_its_quota_of_the_nodes_model() -> 
     held = [pod_object("b-h", "b", node="h"), pod_object("a-h", "a", node="h", gpus=2)]
     held += [pod_object(f"b-t{i}", "b", node="t") for i in range(2)]
     asking = _waiting("a1", "a", 4, None)
-    cluster = cluster_with(*_nodes(), *held, asking)
-    policy = _policy()
+    cluster = cluster_with(*two_models(), *held, asking)
+    policy = by_model_policy()
     index, pods = PodIndex(), {pod.name: pod for pod in pods_of(cluster)}
     for pod in pods.values():
         index.change(pod.uid, pod)
     views = ExtenderViews(index, VirtualClock(NOW_MS))
-    report = _cycle(cluster, _policy(targets={"kube_scheduler": {"mode": "extender"}}))
+    report = one_cycle(cluster, by_model_policy(targets={"kube_scheduler": {"mode": "extender"}}))
     views.observe(report, policy)
     view = views.view()
     assert view is not None
@@ -364,10 +259,10 @@ def test_the_extender_protects_a_queue_within_its_quota_of_the_nodes_model() -> 
 
 def test_a_recorded_cycle_with_models_comes_to_the_same_bit_for_bit() -> None:
     used = ByModel(H100={"a": 0.7, "b": 0.1}, A10={"b": 0.4})
-    policy = _policy("kai", k=1.0)
+    policy = by_model_policy("kai", k=1.0)
     groups = [queue_object(name, requested="16", allocated="4") for name in "ab"]
-    cluster = MemoryCluster(KINDS, [*_nodes(), *groups, pod_object("b0", "b", node="h")])
-    _cycle(cluster, policy, used)
+    cluster = MemoryCluster(KINDS, [*two_models(), *groups, pod_object("b0", "b", node="h")])
+    one_cycle(cluster, policy, used)
     assert _differences(used, policy) == ((), "")
     assert {"H100", "A10", OTHERS} == used.decisions[0].inputs["due_by_model"].keys()
 

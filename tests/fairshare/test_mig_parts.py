@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import fsum
 
@@ -19,8 +18,6 @@ from fairshare.preemption.claims_and_placement import free_by_node, gpus_by_node
 from fairshare.schedulers.kai.adapter import KaiAdapter
 from fairshare.schedulers.kai.kinds import POD_GROUP
 from fairshare.schedulers.kai.kinds import QUEUE as KAI_QUEUE
-from fairshare.schedulers.kueue.adapter import KueueAdapter
-from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, FLAVORS, LOCAL_QUEUES, WORKLOADS
 from fairshare.targets.weight_plan import look_at
 from gputally.base.clock import VirtualClock
 from gputally.base.mig_profiles import compute_slices, mig_sizes
@@ -29,32 +26,15 @@ from gputally.kubernetes.mig_parts import MigParts
 from gputally.kubernetes.objects import Object, gpus, gpus_of_node, slices_of_node
 from tests.fairshare.builders import object_of, policy_of
 from tests.fairshare.conftest import Make
+from tests.fairshare.mig_nodes import BOTH, NVL, PRO_5000, PRO_6000, node, selector_of
 from tests.fairshare.observations import scores
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.plugin_cases import plugin_cases
 
-NVL, PRO_6000, PRO_5000 = (
-    "NVIDIA-H100-NVL",
-    "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",
-    "NVIDIA-RTX-PRO-5000-Blackwell",
-)
 MEMORY_GB = {
     NVL: 94, PRO_6000: 96, PRO_5000: 48, "NVIDIA-A30": 24, "NVIDIA-A100-SXM4-80GB": 80, "NVIDIA-H200": 141,
     "NVIDIA-B200": 180, "NVIDIA-RTX-PRO-4500-Blackwell": 32,
 }  # fmt: skip
-
-
-def node(name: str, product: str, instances: Mapping[str, int]) -> Object:
-    listed = {f"nvidia.com/mig-{profile}": str(count) for profile, count in instances.items()}
-    ready = [{"type": "Ready", "status": "True"}]
-    return {
-        "metadata": {"name": name, "labels": selector_of(product)},
-        "status": {"allocatable": listed, "capacity": listed, "conditions": ready},
-    }
-
-
-def selector_of(product: str) -> dict[str, str]:
-    return {"nvidia.com/gpu.product": product} if product else {}
 
 
 def pod(name: str, profile: str, on: str = "", count: int = 1, product: str = "") -> Pod:
@@ -71,13 +51,6 @@ def pod(name: str, profile: str, on: str = "", count: int = 1, product: str = ""
     )
     assert found is not None
     return found
-
-
-BOTH = [
-    node("nvl", NVL, {"1g.24gb": 3, "2g.24gb": 1}),
-    node("pro", PRO_6000, {"1g.24gb": 2, "2g.48gb": 1}),
-    node("small", PRO_5000, {"2g.48gb": 2}),
-]
 
 
 @pytest.mark.parametrize(
@@ -180,46 +153,6 @@ def test_pods_never_hold_more_than_their_nodes_offer(
         # what names no node never counts less than what has one
         for profile in each["status"]["allocatable"]:
             assert gpus({profile: 1}, parts.anywhere) >= gpus({profile: 1}, slices_of_node(each)) - 1e-9
-
-
-def _workload(name: str, queue: str, flavor: str = "", product: str = "") -> Object:
-    limits = {"nvidia.com/mig-1g.24gb": "2"}
-    spec = {"containers": [{"resources": {"limits": limits}}], "nodeSelector": selector_of(product)}
-    admitted = {
-        "clusterQueue": queue,
-        "podSetAssignments": [
-            {"name": "main", "flavors": dict.fromkeys(limits, flavor), "resourceUsage": limits, "count": 1}
-        ],
-    }
-    return object_of(
-        WORKLOADS[0],
-        name,
-        {"queueName": queue, "podSets": [{"name": "main", "count": 1, "template": {"spec": spec}}]},
-        {"admission": admitted} if flavor else {},
-    )
-
-
-def test_kueue_counts_quotas_and_workloads_of_a_flavor_by_its_model() -> None:
-    flavors = {"nvl": NVL, "pro": PRO_6000}
-    resource = {"name": "nvidia.com/mig-1g.24gb", "nominalQuota": "4"}
-    groups = [{"flavors": [{"name": name, "resources": [resource]} for name in flavors]}]
-    objects = [
-        object_of(CLUSTER_QUEUES[0], "a", {"resourceGroups": groups}),
-        object_of(LOCAL_QUEUES[0], "a", {"clusterQueue": "a"}),
-        *(object_of(FLAVORS[0], name, {"nodeLabels": selector_of(product)}) for name, product in flavors.items()),
-        _workload("on-nvl", "a", "nvl"), _workload("on-pro", "a", "pro"),
-        _workload("any", "a"), _workload("for-nvl", "a", product=NVL),
-    ]  # fmt: skip
-    policy = policy_of([{"name": "a", "refs": ["kueue:a"]}])
-    found = look_at(KueueAdapter(), policy, MemoryCluster(KINDS, objects), (), MigParts.of(BOTH))
-    assert {quota.nominal for quota in found.quotas.values()} == {4 / 7, 1}
-    assert sorted(quota.used for quota in found.quotas.values()) == [pytest.approx(2 / 7), 1 / 2]
-    assert {gang.name: (gang.requested, gang.allocated) for gang in found.gangs} == {
-        "on-nvl": (pytest.approx(2 / 7), pytest.approx(2 / 7)),
-        "on-pro": (1 / 2, 1 / 2),
-        "any": (1 / 2, 0),
-        "for-nvl": (pytest.approx(2 / 7), 0),
-    }
 
 
 COUNTED = {"kai": (KAI_QUEUE, KaiAdapter())} | {k: cases.COUNTED for k, cases in plugin_cases("fairshare").items()}

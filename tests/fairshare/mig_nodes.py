@@ -1,0 +1,33 @@
+"""Nodes whose GPUs are cut into instances."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gputally.kubernetes.objects import Object
+
+NVL, PRO_6000, PRO_5000 = (
+    "NVIDIA-H100-NVL",
+    "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",
+    "NVIDIA-RTX-PRO-5000-Blackwell",
+)
+
+
+def node(name: str, product: str, instances: Mapping[str, int]) -> Object:
+    listed = {f"nvidia.com/mig-{profile}": str(count) for profile, count in instances.items()}
+    ready = [{"type": "Ready", "status": "True"}]
+    return {
+        "metadata": {"name": name, "labels": selector_of(product)},
+        "status": {"allocatable": listed, "capacity": listed, "conditions": ready},
+    }
+
+
+def selector_of(product: str) -> dict[str, str]:
+    return {"nvidia.com/gpu.product": product} if product else {}
+
+
+BOTH = [
+    node("nvl", NVL, {"1g.24gb": 3, "2g.24gb": 1}),
+    node("pro", PRO_6000, {"1g.24gb": 2, "2g.48gb": 1}),
+    node("small", PRO_5000, {"2g.48gb": 2}),
+]
