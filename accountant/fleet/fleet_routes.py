@@ -514,14 +514,8 @@ def _jobs_file(
     jobs = _in_order(found, asked)
     names, kinds, cells = file_rows(bar, ((row.currency, row.job) for row in jobs))
     rows = [[row.ledger, *of_row] for row, of_row in zip(jobs, cells, strict=True)]
-    records = ListRecords(["ledger", *names], ["text", *kinds], rows, about=_about(bar))
+    records = ListRecords(["ledger", *names], ["text", *kinds], rows, about=bar.about)
     return list_file(request, records, file_format, file_name(file_format, "fleet-jobs", *span_names(bar.span)))
-
-
-def _about(bar: Bar) -> dict[str, str]:
-    """What the metadata of a file say about its span."""
-    span = bar.span
-    return {"start": periods.utc(span.start_ms), "end": periods.utc(span.end_ms), "timezone": span.timezone}
 
 
 def _jobs_bar(asked: FleetJobs, deps: Deps) -> Bar:
@@ -625,7 +619,7 @@ def _nodes_file(
     parts = file_fields(bar)
     rows = [[row.ledger, *(part.of(row.node) for part in parts)] for row in found]
     kinds: list[FileKind] = ["text", *(part.kind for part in parts)]
-    records = ListRecords(["ledger", *(part.name for part in parts)], kinds, rows, about=_about(bar))
+    records = ListRecords(["ledger", *(part.name for part in parts)], kinds, rows, about=bar.about)
     return list_file(request, records, file_format, file_name(file_format, "fleet-nodes", *span_names(bar.span)))
 
 

@@ -116,7 +116,7 @@ def group_page(request: Request, params: Annotated[GroupParams, Query()], deps: 
     month = (
         periods.month_with_records(at, deps.newest_ms(), tz)
         if params.month is None
-        else month_and_decision_pages.parse_month(params.month, at, tz)
+        else month_and_decision_pages.month_of(deps, params.month)
     )
     # Both months by the identity of jobs, and by day.
     both = QuerySpan(month.previous.span(tz)[0], min(month.span(tz)[1], at), timezone)

@@ -318,8 +318,7 @@ def node_page(
         older=agent is not None and is_older(agent.version), own_version=__version__,
         now_ms=now, chosen=datetime.fromtimestamp(chosen // MS_PER_SECOND, tz),
         quiet=newest_ms is not None and is_old(newest_ms, now),
-        may_move=principal.may("admin"), forms=deps.settings.auth == "off"
-        or month_and_decision_pages.person_of(request) is not None,
+        may_move=principal.may("admin"), forms=month_and_decision_pages.takes_forms(request, deps),
     )  # fmt: skip
 
 

@@ -243,10 +243,7 @@ def _file(
     currency = book.currency if book is not None else None
     jobs = page_queries.every_job(deps, span, where, params.choice, params.state)
     names, kinds, rows = file_rows(bar, ((currency, job) for job in jobs))
-    about = {
-        "start": periods.utc(span.start_ms), "end": periods.utc(span.until(deps.clock.wall_ms())),
-        "timezone": span.timezone, "price_book_version": book.version if book is not None else "",
-    }  # fmt: skip
+    about = {**bar.about, "price_book_version": book.version if book is not None else ""}
     records = ListRecords(names, kinds, rows, about=about)
     return list_file(request, records, file_format, file_name(file_format, "jobs", *span_names(bar.span)))
 

@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from starlette.requests import Request
 
 from accountant.api.query_parameters import By, NamedDimension, QuerySpan, WhereParams, invalid, split_at_commas
-from accountant.core.periods import Month
+from accountant.core.periods import Month, utc
 from accountant.ledger.usage import OF_TIME
 from accountant.wire.option_types import JOB_ORDERS, NODE_ORDERS, Order, Orders
 from accountant.wire.policy_models import IDLE
@@ -219,6 +219,12 @@ class Bar:
             **{label_dimension(name): title(label_dimension(name)) for name in self.labels},
             **asked,
         }
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What the metadata of a file say about the span, of which nothing is told after now."""
+        start_ms, end_ms, timezone = self.span
+        return {"start": utc(start_ms), "end": utc(min(end_ms, self.now_ms)), "timezone": timezone}
 
     @property
     def span_identity(self) -> tuple[int, int | None]:

@@ -272,7 +272,7 @@ def parse_month(text: str, at_ms: int, tz: ZoneInfo) -> Month:
 def _report(request: Request, deps: Deps, month: str, team: str | None) -> Response:
     """The page with the HTML report of a month and the navigation. team: None for the whole cluster."""
     at, timezone = deps.clock.wall_ms(), deps.settings.timezone
-    calendar_month = parse_month(month, at, periods.zone(timezone))
+    calendar_month = month_of(deps, month)
     report = report_of(deps, calendar_month, team)
     bar = _render(
         "report_bar.html",

@@ -203,13 +203,9 @@ def _file(
     bar = _checked(params, deps, principal)
     span = ListSpan.of(params, deps, compared=params.compare)
     nodes = node_list.chosen(page_queries.machines(deps, span, params.where).value.nodes, params.choice)
-    about = {
-        "start": periods.utc(span.start_ms), "end": periods.utc(span.until(deps.clock.wall_ms())),
-        "timezone": span.timezone,
-    }  # fmt: skip
     parts = file_fields(bar)
     rows = [[part.of(node) for part in parts] for node in nodes]
-    records = ListRecords([part.name for part in parts], [part.kind for part in parts], rows, about=about)
+    records = ListRecords([part.name for part in parts], [part.kind for part in parts], rows, about=bar.about)
     return list_file(request, records, file_format, file_name(file_format, "nodes", *span_names(bar.span)))
 
 

@@ -35,7 +35,6 @@ from accountant.billing.statement_breakdown import (
 )
 from accountant.billing.statements import Statement, StatementLine
 from accountant.bookkeeping.bookkeeper import ENTRIES, booked_by
-from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.exports.protocol import CSV, file_name
 from accountant.ledger.journal import Act, ActKind
@@ -144,10 +143,7 @@ def _shown(stored: Statement | None, line_filter: LineFilter, bills: Bills, by: 
 
 def _chosen(month: str, params: LinesParams, deps: Deps, principal: Principal) -> tuple[str | None, Month, Cut]:
     team = team_for(principal, params.team)
-    calendar_month = month_and_decision_pages.parse_month(
-        month, deps.clock.wall_ms(), periods.zone(deps.settings.timezone)
-    )
-    return team, calendar_month, params.by or _fitting(params, team)
+    return team, month_and_decision_pages.month_of(deps, month), params.by or _fitting(params, team)
 
 
 def _fitting(params: LinesParams, team: str | None) -> Cut:
