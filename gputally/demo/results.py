@@ -43,7 +43,7 @@ class TeamResult:
     cost: its cost; None if some of the time has no price.
     weight: the weight of its queue in the policy.
     share_before, share_after: the team's share of all GPU time that teams held, under static and time-based weights.
-    fair: the share of the team by its weight and its demand."""
+    due: the share that is due to the team by its weight and its demand."""
 
     name: str
     accounts: Accounts
@@ -51,7 +51,7 @@ class TeamResult:
     weight: float
     share_before: float
     share_after: float
-    fair: float
+    due: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Results:
                     "currency": ledger.currency,
                     "share_before": round(team.share_before, 6),
                     "share_after": round(team.share_after, 6),
-                    "share_fair": round(team.fair, 6),
+                    "share_due": round(team.due, 6),
                 }
                 for team in self.teams
             },
@@ -180,7 +180,7 @@ def _teams(
         if name in weights
     }
     total = sum(after.values())
-    fair = entitlement(total, demand, weights)
+    due = entitlement(total, demand, weights)
     return tuple(
         TeamResult(
             name,
@@ -189,7 +189,7 @@ def _teams(
             weights[name],
             static[name] / (sum(static.values()) or 1),
             after[name] / (total or 1),
-            fair[name] / (total or 1),
+            due[name] / (total or 1),
         )
         for name in sorted(weights)
     )
@@ -296,7 +296,7 @@ def _accounts_table(results: Results) -> RenderableType:
 
 def _teams_table(results: Results) -> RenderableType:
     currency = results.ledger.currency
-    headings = figures("GPU-hours", "busy", f"cost {currency}", "weight", "before", "after", "fair share")
+    headings = figures("GPU-hours", "busy", f"cost {currency}", "weight", "before", "after", "due")
     table = _table(Column("team", no_wrap=True), *headings)
     for team in results.teams:
         held = team.accounts.allocated
@@ -307,8 +307,8 @@ def _teams_table(results: Results) -> RenderableType:
             figure_formatting.money(team.cost, currency),
             f"{team.weight:g}",
             figure_formatting.percent(team.share_before),
-            _share_after(team.share_before, team.share_after, team.fair),
-            figure_formatting.percent(team.fair),
+            _share_after(team.share_before, team.share_after, team.due),
+            figure_formatting.percent(team.due),
         )
     held = results.unassigned.allocated
     if held:
@@ -339,8 +339,8 @@ def _teams_table(results: Results) -> RenderableType:
         *[""] * 4,
         style="bold",
     )
-    before = sum(abs(team.share_before - team.fair) for team in results.teams) / 2
-    after = sum(abs(team.share_after - team.fair) for team in results.teams) / 2
+    before = sum(abs(team.share_before - team.due) for team in results.teams) / 2
+    after = sum(abs(team.share_after - team.due) for team in results.teams) / 2
     better = Text(figure_formatting.percent(after), "green" if after < before else "yellow")
     table.add_row("misplaced", *[""] * 4, figure_formatting.percent(before), better, "")
     return table
@@ -384,9 +384,9 @@ def _mark(holds: bool) -> str:
     return "[green]✓[/green]" if holds else "[bold red]✗[/bold red]"
 
 
-def _share_after(before: float, after: float, fair: float) -> Text:
+def _share_after(before: float, after: float, due: float) -> Text:
     """Render the new share, in green if it is closer to the team's entitlement than the old share."""
-    closer = abs(after - fair) < abs(before - fair)
+    closer = abs(after - due) < abs(before - due)
     return Text(figure_formatting.percent(after), "green" if closer else "")
 
 

@@ -53,7 +53,7 @@ def test_the_accounts_add_up_to_the_capacity_and_none_is_missing(summary: dict[s
 def test_teams_have_cost_and_shares(summary: dict[str, Any]) -> None:
     teams = summary["teams"].values()
     assert all(re.fullmatch(r"\d+\.\d\d", team["cost"]) and team["currency"] == "USD" for team in teams)
-    for share in ("share_before", "share_after", "share_fair"):
+    for share in ("share_before", "share_after", "share_due"):
         assert sum(team[share] for team in teams) == pytest.approx(1.0, abs=1e-5)
 
 
