@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, NamedTuple
 
-from accountant.billing.charge import ALLOCATED, Charge, add_by_key, quantify, quantify_together, total_cost
+from accountant.billing.charge import ALLOCATED, Charge, quantify, quantify_together, total_cost
 from accountant.billing.displayed_amounts import Part, parts
 from accountant.billing.usage_pricing import charges
 from accountant.core.periods import Month, day_span, days, zone
@@ -273,7 +273,7 @@ def _exhaustion(forecast: LimitForecast | None, now_ms: int, end_ms: int) -> Exh
 def _amounts(spend: Iterable[Charge], book: PriceBook) -> list[Part]:
     """The amounts of held time by queue, as pages show them. spend: the charges of a span by at least team and
     queue."""
-    by_queue = add_by_key((charge.key[:2], charge) for charge in spend)
+    by_queue = [(charge.key[:2], charge) for charge in spend]
     return [one for one in parts(by_queue, by_queue, 1, book.currency) if one.account in ALLOCATED]
 
 

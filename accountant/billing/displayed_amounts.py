@@ -148,26 +148,45 @@ def _money(costs: Mapping[K, Decimal], currency: str) -> dict[K, Money]:
     return {key: Money(cost, currency) for key, cost in costs.items()}
 
 
-def parts(whole: Iterable[Charge], divisions: Iterable[Charge], width: int, currency: str) -> list[Part]:
+Keyed: TypeAlias = Iterable[tuple[tuple[str, ...], Charge]]
+"""Charges, each with its key."""
+
+
+def keyed(several: Iterable[Charge]) -> list[tuple[tuple[str, ...], Charge]]:
+    """Charges with their own keys."""
+    return [(charge.key, charge) for charge in called_off.each(several)]
+
+
+def parts(whole: Keyed, divisions: Keyed, width: int, currency: str) -> list[Part]:
     """The amounts of the parts of kinds of time, without those that have no price.
 
     whole: all charges of a span; their keys are the team and the values that a filter is about.
     divisions: those of them that the filter takes, divided further: their keys begin like those of `whole`.
     width: number of values in a key of `whole`; the rest of a key of `divisions` is the key of its part."""
+    places = minor_places(currency)
+    return [
+        Part(kind, key, Decimal(cents).scaleb(-places))
+        for kind, key, cents in minor_parts(whole, divisions, width, currency)
+    ]
+
+
+def minor_parts(
+    whole: Keyed, divisions: Keyed, width: int, currency: str
+) -> Iterator[tuple[KindKey, tuple[str, ...], int]]:
+    """The kind, key and amount of each of the `parts`, in minor units of the currency."""
     filtered: dict[KindKey, dict[tuple[str, ...], int]] = defaultdict(lambda: defaultdict(int))
     wanted: dict[KindKey, dict[tuple[str, ...], dict[tuple[str, ...], int]]] = defaultdict(
         lambda: defaultdict(lambda: defaultdict(int))
     )
-    whole = list(whole)
-    for charge in called_off.each(whole):
-        filtered[kind_of(charge.key[0], charge)][charge.key[1:width]] += charge.gpu_us
-    for charge in called_off.each(divisions):
-        wanted[kind_of(charge.key[0], charge)][charge.key[1:width]][charge.key[width:]] += charge.gpu_us
-    times = kinds(whole)
+    every = [(key, kind_of(key[0], charge), charge) for key, charge in called_off.each(whole)]
+    for key, kind, charge in every:
+        filtered[kind][key[1:width]] += charge.gpu_us
+    for key, charge in called_off.each(divisions):
+        wanted[kind_of(key[0], charge)][key[1:width]][key[width:]] += charge.gpu_us
+    times = {kind: part for kind, (part,) in quantify((kind, charge) for _, kind, charge in every).items()}
     costs = {kind: part.cost for kind, part in times.items() if part.billed}
     amounts = of_kinds(costs, currency, of_teams(costs, currency))
     places = minor_places(currency)
-    found = []
     for kind, of_filter in called_off.each(wanted.items()):
         if kind not in amounts:
             continue
@@ -175,8 +194,7 @@ def parts(whole: Iterable[Charge], divisions: Iterable[Charge], width: int, curr
         whole_part = _Units(int(times[kind].gpu_hours.scaleb(HOUR_PLACES)), int(amounts[kind].scaleb(places)))
         for value, units in whole_part.among(filtered[kind], price, places):
             for key, (_, cents) in units.among(of_filter.get(value, {}), price, places):
-                found.append(Part(kind, key, Decimal(cents).scaleb(-places)))
-    return found
+                yield kind, key, cents
 
 
 class _Units(NamedTuple):

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
-from accountant.billing.charge import Charge, add_by_key
-from accountant.billing.displayed_amounts import parts
-from accountant.billing.usage_pricing import charges
+from accountant.billing.charge import LINE_ACCOUNTS, Charge
+from accountant.billing.displayed_amounts import keyed, minor_parts
+from accountant.billing.usage_pricing import charge_table, charges
 from accountant.ledger.protocols import Moment
 from accountant.ledger.usage import Where
 from accountant.prices.price_book import PriceBook
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base import called_off
-from gputally.base.money import exact_sum
+from gputally.base.money import minor_places
 
+_UNALLOCATED: Final = LINE_ACCOUNTS.index("unallocated")
 OF_KINDS: Final[frozenset[Dimension]] = frozenset({"team", "gpu_model", "capacity_type"})
 """The dimensions whose values consist of whole kinds of time."""
 
@@ -54,17 +55,23 @@ def displayed_costs(
         return DisplayedCosts(charges(ledger, book, start_ms, end_ms, by, where, timezone), {}, {})
     values: list[Dimension] = [name for name in where if name not in OF_KINDS]
     finest: tuple[Dimension, ...] = tuple(dict.fromkeys((*by, *values, "team")))
-    several = charges(ledger, book, start_ms, end_ms, finest, where, timezone)
+    table = charge_table(ledger, book, start_ms, end_ms, finest, where, timezone)
+    several = table.charges()
+    own = several if len(finest) == len(by) else table.regrouped(range(len(by))).charges()
     at = [finest.index(name) for name in ("team", *values, *by)]
-    divisions = [replace(charge, key=tuple([charge.key[one] for one in at])) for charge in called_off.each(several)]
-    whole = charges(ledger, book, start_ms, end_ms, ("team", *values), None, timezone) if where else divisions
-    amounts: dict[tuple[str, ...], list[Decimal]] = defaultdict(list)
-    unheld: dict[tuple[str, ...], list[Decimal]] = defaultdict(list)
-    for part in parts(whole, divisions, 1 + len(values), book.currency):
-        amounts[part.key].append(part.amount)
-        unheld[part.key] += [part.amount] if part.account == "unallocated" else []
+    divisions = [(tuple([charge.key[one] for one in at]), charge) for charge in called_off.each(several)]
+    whole = divisions
+    if where:
+        whole = keyed(charges(ledger, book, start_ms, end_ms, ("team", *values), None, timezone))
+    amounts: dict[tuple[str, ...], int] = defaultdict(int)
+    unheld: dict[tuple[str, ...], int] = defaultdict(int)
+    for kind, key, cents in minor_parts(whole, divisions, 1 + len(values), book.currency):
+        amounts[key] += cents
+        if kind[1] == _UNALLOCATED:
+            unheld[key] += cents
+    places = minor_places(book.currency)
     return DisplayedCosts(
-        add_by_key((charge.key[: len(by)], charge) for charge in several),
-        {key: exact_sum(found) for key, found in amounts.items()},
-        {key: exact_sum(found) for key, found in unheld.items()},
+        own,
+        {key: Decimal(cents).scaleb(-places) for key, cents in amounts.items()},
+        {key: Decimal(cents).scaleb(-places) for key, cents in unheld.items()},
     )

@@ -224,7 +224,12 @@ def read_data(
         epochs=_epochs(
             ledger, book, jobs, teams, (start_ms, end_ms), timezone, MOST_EPOCH_JOBS if scopes is None else None
         ),
-        by_user=displayed_amounts.parts(billed.charges(), by_job.regrouped(_TEAM_AND_USER).charges(), 1, book.currency)
+        by_user=displayed_amounts.parts(
+            displayed_amounts.keyed(billed.charges()),
+            displayed_amounts.keyed(by_job.regrouped(_TEAM_AND_USER).charges()),
+            1,
+            book.currency,
+        )
         if book is not None
         else (),
         booked=booked,
