@@ -222,3 +222,18 @@ def test_whatever_was_posted_can_be_told(kind, inputs, others, value):
     assert all(len(row) == len(grid.columns) for grid in told.grids for row in grid.rows)
     assert decision_text.decision_text(record, [record]).title
     assert isinstance(decision_text.shares([record], ("q",)), list)
+
+
+def test_a_queues_weight_is_the_newest_that_was_decided():
+    """The record of a cycle has the weight from before it."""
+
+    def one(at_ms, subject, value, inputs):
+        return Decision(id=f"{at_ms}/{subject}", at_ms=at_ms, kind="weight", target="kai", subject=subject,
+                        mode="enforce", value=value, reason="r", policy_version="p", inputs=inputs)  # fmt: skip
+
+    before = ((9, 3.0), (5, 2.0))
+    records = [one(at_ms, "*", None, {"standings": {"q": {"weight": weight}}}) for at_ms, weight in before]
+    weights = [one(9, "q", 4.0, {}), one(5, "q", 3.0, {})]
+    assert [share.weight for share in decision_text.shares([*records, *weights], ("q",))] == [4.0]
+    assert [share.weight for share in decision_text.shares(records, ("q",))] == [3.0]
+    assert [share.weight for share in decision_text.shares([*records, weights[1]], ("q",))] == [3.0], "an older one"

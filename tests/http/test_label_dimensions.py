@@ -14,6 +14,7 @@ from mcp import Client
 
 import gputally
 from accountant.assistant.mcp_server import server
+from accountant.web.list_bar import title
 from accountant.wire.typed_accountant_client import AccountantClient
 from accountant.wire.usage_cost_and_job_models import BUILT_IN
 from gputally.server.https_server import serve
@@ -132,3 +133,8 @@ def test_commands_clients_and_assistants_ask_by_label(service, run_command, monk
                 return (await assistant.call_tool("cost", asked)).structured_content
 
         assert [row["label:project"] for row in asyncio.run(ask())["rows"]] == ["vision"]
+
+
+def test_a_label_has_a_title_in_words():
+    titles = [title(f"label:{name}") for name in ("project", "cost-centre", "example.com/cost-center", "app_name")]
+    assert titles == ["Project", "Cost centre", "Cost center (example.com)", "App name"]

@@ -191,3 +191,10 @@ def test_what_is_no_choice_is_refused(billed, query):
 
 def test_a_month_to_come_has_no_lines(billed):
     assert billed.get("/month/2027-03/lines").status_code == 422
+
+
+@pytest.mark.parametrize("account", ["unmetered", "down", "busy", "unallocated"])
+def test_the_amount_of_a_figure_has_its_currency(billed, account):
+    page = billed.get(f"/month/2026-11/lines?account={account}").text
+    value = re.search(r'<h2>The figure</h2><p class="value">(.*?)</p>', page)[1]
+    assert re.sub("<[^>]*>", "", value).startswith(("USD ", "EUR ", "\u2013", "unpriced")), value
