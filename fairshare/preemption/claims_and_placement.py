@@ -453,25 +453,27 @@ class FreeGpus:
         """Return the free GPUs on `nodes` together (None: on all nodes).
 
         A node whose pods hold more than it lists counts as 0, not as negative."""
-        return _total(self._free[node] for node in self._usable(nodes))
+        return _total(self._on(nodes).values())
 
     def place(self, sizes: Sequence[float], total: float, nodes: Collection[str] | None = None) -> bool:
         """Reserve room for pods of these sizes. Returns False, and reserves nothing, if they do not fit.
 
         If no sizes are known, `total` GPUs are reserved anywhere."""
-        usable = {node: self._free[node] for node in self._usable(nodes)}
+        usable = self._on(nodes)
         remaining = fit(sizes, usable) if sizes else _fill(total, usable)
         if remaining is None:
             return False
         self._free.update(remaining)
         return True
 
-    def _usable(self, nodes: Collection[str] | None) -> Collection[str]:
-        return self._free.keys() if nodes is None else [node for node in nodes if node in self._free]
+    def _on(self, nodes: Collection[str] | None) -> dict[str, float]:
+        """Return a copy of the free GPUs by node, of these nodes as far as they are known; None: of all."""
+        free = self._free
+        return dict(free) if nodes is None else {node: free[node] for node in nodes if node in free}
 
     def trial(self, sizes: Sequence[float], total: float, nodes: Collection[str] | None = None) -> PlacementTrial:
         """Return an object that tests repeatedly whether `place` would succeed if more GPUs were free."""
-        return PlacementTrial({node: self._free[node] for node in self._usable(nodes)}, sizes, total)
+        return PlacementTrial(self._on(nodes), sizes, total)
 
 
 class PlacementTrial:
@@ -488,7 +490,7 @@ class PlacementTrial:
         self._sizes = sizes
         self._total = total
         self._common_size = sizes[0] if sizes and min(sizes) == max(sizes) else None
-        self._fitting = sum(map(self._pods_on, free.values()))
+        self._fitting = sum([self._pods_on(amount) for amount in free.values() if amount > EPSILON])
         self._parts: dict[int, Mapping[str, float]] = {}
         self._unplaced: dict[int, float] = {}
         self._freed: dict[str, dict[int, float]] = {}
