@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from zlib import crc32
 
 import msgspec
 
@@ -38,6 +39,8 @@ from gputally.base.errors import AgentError
 from gputally.base.units import US_PER_MS
 
 PPM = 1_000_000
+_TENSOR_LEVELS = 16
+"""From none of the busy time to three quarters of it."""
 _DRIVER = "580.105.08"
 
 
@@ -138,6 +141,12 @@ class Integral:
         return self.rates[-1] if self.rates else 0
 
 
+def _tensor_ppm(holder: Holder) -> int:
+    """Return the part of its busy time in which a holder uses the tensor cores: the same for all workers of a job, and
+    none for some jobs."""
+    return crc32(holder.name.partition("-worker-")[0].encode()) % _TENSOR_LEVELS * PPM // 20
+
+
 class Placement:
     """One present or former holder on one device.
 
@@ -153,6 +162,11 @@ class Placement:
         self.busy = Integral(per=US_PER_MS * compute_of)
         self.shares: list[tuple[int, Fraction]] = []
         self.origin_us = 0
+        self.tensor_ppm = _tensor_ppm(allocation.holder)
+
+    def tensor_us(self, at_ms: int) -> int:
+        """Return the tensor activity from the beginning up to `at_ms`."""
+        return self.busy.upto(at_ms) * self.tensor_ppm // PPM
 
     def set_share(self, at_ms: int, share: Fraction) -> None:
         if not self.shares or self.shares[-1][1] != share:
@@ -188,6 +202,9 @@ class SimulatedGpu:
         """Holders that left since the last snapshot. The next snapshot contains their final counters."""
         self.past_us: Counter[str] = Counter()
         """Busy time of the holders that left, by uuid of the MIG instance ("" for the GPU)."""
+        self.past_tensor_us: Counter[str] = Counter()
+        """Their tensor activity."""
+        self.origins_tensor_us: dict[str, int] = {}
         self.origins_us: dict[str, int] = {}
         """Busy time at the last reset of the counters, by uuid of the MIG instance."""
         self.memory_mib = 0
@@ -205,6 +222,12 @@ class SimulatedGpu:
         present = sum(p.busy.upto(at_ms) for p in self.present if p.allocation.mig_uuid == mig_uuid)
         return self.past_us[mig_uuid] + present
 
+    def tensor_us(self, at_ms: int, mig_uuid: str) -> int:
+        """Return the tensor activity of a MIG instance, or of a GPU without any, since the last reset, up to `at_ms`,
+        which is not before the last change."""
+        present = sum([p.tensor_us(at_ms) for p in self.present if p.allocation.mig_uuid == mig_uuid])
+        return self.past_tensor_us[mig_uuid] + present - self.origins_tensor_us.get(mig_uuid, 0)
+
     def energy_uj(self, span_ms: int, busy_us: int) -> int:
         """Return the energy in microjoules (mW x ms) of a span with this busy time."""
         return self.idle_mw * span_ms + self.extra_mw * busy_us // US_PER_MS
@@ -214,6 +237,7 @@ class SimulatedGpu:
             placement.busy.set(at_ms, 0)
             placement.set_share(at_ms, Fraction(0))
             self.past_us[placement.allocation.mig_uuid] += placement.busy.upto(at_ms)
+            self.past_tensor_us[placement.allocation.mig_uuid] += placement.tensor_us(at_ms)
             self.present.remove(placement)
             self.past.append(placement)
             self.left.append(placement)
@@ -245,6 +269,8 @@ class SimulatedGpu:
             placement.origin_us = placement.busy.upto(at_ms)
         parts = {*self.past_us, *(p.allocation.mig_uuid for p in self.present)}
         self.origins_us = {part: self.instance_us(at_ms, part) for part in parts}
+        self.origins_tensor_us = {}
+        self.origins_tensor_us = {part: self.tensor_us(at_ms, part) for part in parts}
 
 
 def _fraction(allocation: Allocation, holders: int) -> Fraction:
@@ -256,7 +282,6 @@ def _fraction(allocation: Allocation, holders: int) -> Fraction:
 
 
 _LOST = Unavailable("gpu is lost")
-_NOT_SIMULATED = Unavailable("not simulated")
 _OF_INSTANCES = Unavailable("not read on a MIG device")
 
 
@@ -475,8 +500,8 @@ class SimulatedNode:
             device.energy_uj(at_ms - device.origin_ms, busy_us),
             device.memory_mib,
             device.power_mw,
-            _NOT_SIMULATED,
-            _NOT_SIMULATED,
+            _OF_INSTANCES if device.gpu.mig_enabled else busy_us * 9 // 10,
+            _OF_INSTANCES if device.gpu.mig_enabled else device.tensor_us(at_ms, ""),
             holders=holders,
             instances=self._read_instances(device, at_ms) if device.gpu.mig else (),
             method="simulated",
@@ -488,10 +513,13 @@ class SimulatedNode:
             [
                 InstanceReading(
                     instance.uuid,
-                    device.instance_us(at_ms, instance.uuid) - device.origins_us.get(instance.uuid, 0),
+                    busy_us,
                     sum([p.memory_mib for p in device.present if p.allocation.mig_uuid == instance.uuid]),
+                    busy_us * 9 // 10,
+                    device.tensor_us(at_ms, instance.uuid),
                 )
                 for instance in device.gpu.mig
+                for busy_us in (device.instance_us(at_ms, instance.uuid) - device.origins_us.get(instance.uuid, 0),)
             ]
         )
 

@@ -97,6 +97,30 @@ def test_without_holder_readings_only_the_device_is_shown() -> None:
     assert (shown.holders, shown.busy_us, shown.memory_used_mib) == ((), 500_000, 1_000)
 
 
+def test_activity_is_a_part_of_busy_time_that_a_job_has_on_all_its_gpus_and_never_falls(
+    simulated: SimulatedNode,
+) -> None:
+    """GPU-1 is divided, and GPU-0 changes its holder and loses its counters."""
+    for worker, (gpu, mig) in enumerate((("GPU-0", ""), ("GPU-1", MIG.mig[0].uuid))):
+        simulated.place(T0, Allocation(gpu, pod(f"train-7-worker-{worker}"), mig), 1_000_000, 1_000)
+    whole, divided = reading(simulated, T0 + 7_000), reading(simulated, T0 + 7_000, 1).instances[0]
+    parts = [
+        [Fraction(value, of.busy_us) for value in (of.sm_active_us, of.tensor_active_us)]  # type: ignore[arg-type]
+        for of in (whole, divided)
+    ]
+    assert parts[0] == parts[1] != [0, 0]
+    assert all(0 <= part <= 1 for part in parts[0])
+    simulated.remove(T0 + 8_000, "train-7-worker-0")
+    simulated.place(T0 + 8_000, Allocation("GPU-0", pod("other")), 1_000_000, 1_000)
+    before = reading(simulated, T0 + 8_000).tensor_active_us
+    after = reading(simulated, T0 + 9_000).tensor_active_us
+    assert isinstance(before, int)
+    assert isinstance(after, int)
+    assert whole.tensor_active_us < before <= after  # type: ignore[operator]
+    simulated.reset_counters(T0 + 9_000, "GPU-0")
+    assert reading(simulated, T0 + 9_000).tensor_active_us == 0
+
+
 def test_energy_and_power_follow_the_load(simulated: SimulatedNode) -> None:
     simulated.place(T0 + 1_000, Allocation("GPU-0", pod("a")), 500_000, 1_000)
     shown = reading(simulated, T0 + 3_000)
@@ -108,6 +132,8 @@ def test_a_lost_gpu_does_nothing_and_returns_with_fresh_counters(simulated: Simu
     simulated.place(T0, Allocation("GPU-0", pod("a")), 1_000_000, 1_000)
     simulated.lose(T0 + 1_000, "GPU-0")
     lost = reading(simulated, T0 + 2_000)
+    assert [(one.xid, one.count, one.last_ms) for one in lost.condition.xids] == [(79, 1, T0 + 1_000)]
+    assert lost.condition.recoveries
     assert (lost.health, lost.busy_us) == ("lost", Unavailable("gpu is lost"))
     simulated.recover(T0 + 3_000, "GPU-0")
     back = reading(simulated, T0 + 4_000)
