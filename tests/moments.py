@@ -1,9 +1,12 @@
-"""One question to the present state of a ledger, for tests that need no second answer from the same commit."""
+"""What a ledger knows at present, for tests that need no second answer from the same commit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from accountant.storage.duckdb_ledger import DuckLedger
+from agent.wire import Ack
 
 
 class present:
@@ -20,3 +23,9 @@ class present:
                 return list(found) if isinstance(found, Iterator) else found
 
         return answer
+
+
+def acks(ledger: DuckLedger, node: str, cluster: str) -> Mapping[str, Ack]:
+    """Return the acknowledgements of all outboxes that a node ever had, by epoch."""
+    found = [outbox for outbox in ledger.outboxes() if outbox[:2] == (cluster, node)]
+    return {outbox[2]: ledger._ack(outbox) for outbox in sorted(found)}

@@ -75,7 +75,7 @@ from accountant.storage.write.inventory_and_journal_tables import write_acts, wr
 from accountant.storage.write.record_columns import Stream, add
 from accountant.storage.write.rollups import DailySums
 from accountant.wire.policy_models import Decision, Policy, PolicyVersion
-from agent.wire import Ack, Batch
+from agent.wire import Batch
 from gputally.base.clock import Clock
 
 
@@ -577,11 +577,6 @@ class DuckLedger(Offsite):
             return found
 
     # --- reading ------------------------------------------------------------------------------
-
-    def acks(self, node: str, cluster: str) -> Mapping[str, Ack]:
-        """Return the acknowledgements of all outboxes that the node ever had, by epoch."""
-        found = [stream for stream in self._state.marks if stream[:2] == (cluster, node)]
-        return {stream[2]: self._ack(stream) for stream in sorted(found)}
 
     def outboxes(self) -> Mapping[Stream, int]:
         """Return how far every outbox's records are committed, by (cluster, node, epoch). No number ever falls."""

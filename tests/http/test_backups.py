@@ -19,7 +19,7 @@ from accountant.ledger.journal import NewAct, record
 from accountant.storage import backups
 from accountant.storage.folder_or_object_store import FileStore, in_folder
 from tests.http.conftest import NOW_MS, pod_minutes
-from tests.moments import present
+from tests.moments import acks, present
 from tests.usage_records import running_accountant
 
 HOUR_MS = 3_600_000
@@ -73,7 +73,7 @@ def test_a_lost_volume_comes_back_from_backup_archive_and_agents(folder, place, 
     source = folder / f"{newest.name}.duckdb"
     run_command.shown("restore", archiving.ledger_file, "--from", source, "--archive", archiving.archive.to)
     with Service(archiving, clock) as again:
-        assert again.ledger.acks("node-1", "prod")["0192-epoch"].durable_seq == 40
+        assert acks(again.ledger, "node-1", "prod")["0192-epoch"].durable_seq == 40
         again.ingest.submit_batch(unarchived).result()
         assert booked(again) == truth
 

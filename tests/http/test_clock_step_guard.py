@@ -29,7 +29,7 @@ from tests.http.conftest import (
     token_entry,
     token_list,
 )
-from tests.moments import present
+from tests.moments import acks, present
 
 YEAR_MS = 365 * MS_PER_DAY
 POLICY = "schema: 1\nqueues:\n  - {name: vision, team: vision, refs: ['kai:vision'], deserved: 8}\n"
@@ -104,12 +104,12 @@ def test_agents_that_keep_the_old_time_do_not_vouch_for_the_new_one(client, cloc
 
 def test_set_a_day_back_it_takes_nothing_until_it_has_caught_up(service, client, clock):
     assert sent(client, 1).status_code == 200
-    before = service.ledger.acks("node-1", "prod")
+    before = acks(service.ledger, "node-1", "prod")
     clock.step_wall(-MS_PER_DAY)
     answer = sent(client, 2)
     assert "clock is" in refused(answer, "ledger-unavailable")["detail"]
     assert int(answer.headers["retry-after"]) >= 1
-    assert service.ledger.acks("node-1", "prod") == before
+    assert acks(service.ledger, "node-1", "prod") == before
     clock.advance(MS_PER_DAY)
     assert sent(client, 2).json()["durable_seq"] == 2
 

@@ -23,7 +23,7 @@ from gputally.server.https_server import listen, serve
 from gputally.server.tokens_and_grants import new_token
 from tests import empty_ledger
 from tests.http.conftest import MINUTE_MS, NOW_MS, client_of, encoded, pod_minutes, settings_in
-from tests.moments import present
+from tests.moments import acks, present
 from tests.price_books import price_book_text
 
 
@@ -32,7 +32,7 @@ def content(service):
     span = (NOW_MS - 86_400_000, NOW_MS)
     return (
         present(service.ledger).usage(span, ("gpu", "pod", "namespace")).lines(),
-        service.ledger.acks("node-1", "prod"),
+        acks(service.ledger, "node-1", "prod"),
         present(service.ledger).quarantined(),
         present(service.ledger).imbalance(*span).total_us,
     )
@@ -143,10 +143,10 @@ def test_a_checkpoint_is_made_when_it_is_due(start_service, clock):
     service, client = start_service(checkpoint_seconds=60)
     client.post("/v1/usage", content=encoded(pod_minutes(rows=2)))
     service.maintain()
-    assert service.ledger.acks("node-1", "prod")["0192-epoch"].checkpointed_seq == 0
+    assert acks(service.ledger, "node-1", "prod")["0192-epoch"].checkpointed_seq == 0
     clock.advance(60_000)
     service.maintain()
-    assert service.ledger.acks("node-1", "prod")["0192-epoch"].checkpointed_seq == 2
+    assert acks(service.ledger, "node-1", "prod")["0192-epoch"].checkpointed_seq == 2
 
 
 def test_a_changed_price_book_is_taken_and_a_broken_one_is_not(start_service, tmp_path, clock, logs):

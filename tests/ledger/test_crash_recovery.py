@@ -38,7 +38,7 @@ from accountant.wire.policy_models import WindowSpec
 from tests.chaos.power_cuts import torn
 from tests.hypothesis_examples import examples
 from tests.ledger.conftest import NOW_MS, START_MS, booked
-from tests.moments import present
+from tests.moments import acks, present
 
 OWNER = """
 import sys
@@ -96,7 +96,7 @@ def _log(path: Path) -> Path:
 
 def _durable(path: Path, clock: Any) -> int:
     with closing(open_ledger(path, clock)) as ledger:
-        acknowledged = ledger.acks("n1", "prod").get("e")
+        acknowledged = acks(ledger, "n1", "prod").get("e")
         return acknowledged.durable_seq if acknowledged else 0
 
 
@@ -327,7 +327,7 @@ def test_a_copy_is_a_whole_ledger(ledger, opened, send, hand, tmp_path):
         ledger.copy_to(copy)
     send(hand.row(3, 1, 2))
     other = opened(copy)
-    assert other.acks("n1", "prod")["0192-a"].durable_seq == 2
+    assert acks(other, "n1", "prod")["0192-a"].durable_seq == 2
     minute = hand.start_ms, hand.start_ms + 60_000
     assert present(other).usage(minute, ("pod", "gpu")).lines() == present(ledger).usage(minute, ("pod", "gpu")).lines()
 

@@ -17,6 +17,7 @@ from accountant.ledger.protocols import Receipt
 from accountant.runtime.ingest import MOST_RECORDS, Ingest, decode
 from agent.wire import Ack, Batch, Gap, Skipped
 from gputally.base.clock import VirtualClock
+from tests.moments import acks
 
 
 class Gate:
@@ -61,7 +62,7 @@ def test_a_body_becomes_a_receipt_after_the_commit(ledger, clock, hand):
     receipt = ingest.submit(body(hand)).result(30)
     assert receipt.stored == 1
     assert receipt.ack.clock_ms == hand.now_ms
-    assert ledger.acks("n1", "prod")["0192-a"] == structs.replace(receipt.ack, clock_ms=None)
+    assert acks(ledger, "n1", "prod")["0192-a"] == structs.replace(receipt.ack, clock_ms=None)
     gap = ingest.submit(msgspec.json.encode(hand.batch(hand.row(7, 7, 8)))).exception(30)
     assert isinstance(gap, SequenceGap)
     ingest.close()

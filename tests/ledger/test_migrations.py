@@ -22,7 +22,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR
 from tests.empty_ledger import fresh
 from tests.ledger.conftest import NOW_MS, START_MS, Hand, booked
-from tests.moments import present
+from tests.moments import acks, present
 
 NEXT = (
     *migrations(),
@@ -43,7 +43,7 @@ def answers(ledger: DuckLedger) -> Mapping[str, Any]:
     return {
         "usage": present(ledger).usage(span, ("gpu", "team", "queue", "job", "pool")).lines(),
         "window": present(ledger).window(WindowSpec(size=10_800, half_life=3_600), span[1], "allocated", 0.98),
-        "acks": {epoch: ack.durable_seq for epoch, ack in ledger.acks("n1", "prod").items()},
+        "acks": {epoch: ack.durable_seq for epoch, ack in acks(ledger, "n1", "prod").items()},
         "acts": present(ledger).acts(),
         "holes": present(ledger).holes(),
         "quarantined": present(ledger).quarantined(),

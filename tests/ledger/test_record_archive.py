@@ -28,7 +28,7 @@ from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.deadlines import patience_s
 from tests.ledger.archived_books import POLICY, everything, filled, sent
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Opener, booked
-from tests.moments import present
+from tests.moments import acks, present
 
 LATER_MS = NOW_MS + 10 * MS_PER_DAY
 TWO_HOURS = START_MS, START_MS + 2 * MS_PER_HOUR
@@ -82,16 +82,16 @@ def copied(tmp_path: Path) -> Callable[[DuckLedger], Path]:
 
 def test_only_what_the_archive_has_is_acknowledged_as_archived(make, hand):
     ledger = filled(make(), hand)
-    assert ledger.acks("n1", "prod")["0192-a"].archived_seq == 0
+    assert acks(ledger, "n1", "prod")["0192-a"].archived_seq == 0
     assert ledger.archive(NOW_MS).rows == 32
-    assert ledger.acks("n1", "prod")["0192-a"].archived_seq == 35
+    assert acks(ledger, "n1", "prod")["0192-a"].archived_seq == 35
     assert ledger.archive(NOW_MS) is None  # nothing came since: no record stands in two parts
 
 
 def test_without_an_archive_nothing_is_said_of_one(ledger, hand):
     filled(ledger, hand)
     assert (ledger.archive(NOW_MS), ledger.freeze(LATER_MS)) == (None, 0)
-    assert ledger.acks("n1", "prod")["0192-a"].archived_seq is None
+    assert acks(ledger, "n1", "prod")["0192-a"].archived_seq is None
 
 
 @in_both_stores
@@ -107,7 +107,7 @@ def test_a_lost_volume_is_rebuilt_from_the_archive(make, hand, path, tmp_path):
     ledger.close()
     rebuilt = make(tmp_path / "other" / "ledger.duckdb")
     assert everything(rebuilt) == truth
-    assert rebuilt.acks("n1", "prod")["0192-a"].archived_seq == 35
+    assert acks(rebuilt, "n1", "prod")["0192-a"].archived_seq == 35
     again = rebuilt.append([first, second], NOW_MS)
     assert [(r.stored, r.duplicates) for r in again if not isinstance(r, Exception)] == [(0, 30), (0, 3)]
 
@@ -129,7 +129,7 @@ def test_a_copy_and_later_parts_and_what_agents_still_have_give_the_truth(make, 
     truth = everything(ledger)
     ledger.close()
     restored = make(copy)
-    assert restored.acks("n1", "prod")["0192-a"].durable_seq == 37
+    assert acks(restored, "n1", "prod")["0192-a"].durable_seq == 37
     restored.append([last, unarchived], NOW_MS)
     assert everything(restored) == truth
 
@@ -166,7 +166,7 @@ def test_a_part_that_was_written_and_not_entered_is_taken_over(make, hand, path,
     put_back(ledger, before, path)
     reopened = make()
     assert everything(reopened) == truth
-    ack = reopened.acks("n1", "prod")["0192-a"]
+    ack = acks(reopened, "n1", "prod")["0192-a"]
     assert (ack.archived_seq, ack.durable_seq) == (35, 35)
 
 
@@ -253,7 +253,7 @@ def test_an_archive_that_cannot_be_written_leaves_everything_as_it_was(opened, h
         match=r"file/archive: the store cannot be read or written: .*Not a directory.*: check the address",
     ):
         ledger.archive(NOW_MS)
-    assert ledger.acks("n1", "prod")["0192-a"].archived_seq == 0
+    assert acks(ledger, "n1", "prod")["0192-a"].archived_seq == 0
 
 
 def test_epochs_that_jobs_reported_leave_the_volume_and_come_back(opened, tmp_path, hand):

@@ -17,7 +17,7 @@ from agent.wire import Gap, Holder, Slice, UsageInterval
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.empty_ledger import fresh
 from tests.ledger.conftest import MINUTE, START_MS, Opener, booked
-from tests.moments import present
+from tests.moments import acks, present
 
 SMALL = Quotas(gpus=2, parts=3, holders=4, outboxes=3, import_nodes=2)
 IMPORT: dict[str, Any] = {"epoch": "import:slurm:00000000000000"}
@@ -196,10 +196,10 @@ def test_large_records_leave_little_in_the_quarantine_and_their_gaps_count(narro
 def test_new_outboxes_are_limited_and_nothing_of_the_refused_one_is_stored(ledger, hand):
     for number in range(3):
         booked(ledger, hand.now_ms, hand.batch(hand.row(1, number, number + 1), epoch=f"0192-{number}"))
-    before = ledger.acks("n1", "prod")
+    before = acks(ledger, "n1", "prod")
     (refused,) = ledger.append([hand.batch(hand.row(1, 9, 10), epoch="0192-z")], hand.now_ms)
     assert isinstance(refused, OverQuota)
-    assert ledger.acks("n1", "prod") == before
+    assert acks(ledger, "n1", "prod") == before
     assert booked(ledger, hand.now_ms, hand.batch(hand.row(2, 4, 5), epoch="0192-1")).stored == 1
     (answer,) = ledger.append([hand.batch(hand.row(1, 9, 10), epoch="0192-z")], hand.now_ms + MS_PER_DAY // 3 + 1)
     assert not isinstance(answer, Exception)

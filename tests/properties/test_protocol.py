@@ -25,7 +25,7 @@ from agent.wire import Batch, Gap, Holder, PodFacts, Sharing, Skipped, UsageInte
 from gputally.base.clock import VirtualClock
 from tests.empty_ledger import fresh
 from tests.hypothesis_examples import examples
-from tests.moments import present
+from tests.moments import acks, present
 
 START_MS = 1_790_812_800_000
 CELL_MS = 30_000
@@ -265,7 +265,7 @@ class Protocol(RuleBasedStateMachine):
     @rule(node=st.sampled_from(["n1", "n2"]))
     def drop_what_is_checkpointed(self, node: str) -> None:
         box = self.boxes[node]
-        ack = self.ledger.acks(node, "c").get(box.epoch)
+        ack = acks(self.ledger, node, "c").get(box.epoch)
         if ack is not None:
             box.groups = [group for group in box.groups if group[0] > min(ack.checkpointed_seq, box.acknowledged)]
             box.sent = [sent for sent in box.sent if sent.first_seq >= box.oldest]

@@ -20,6 +20,7 @@ from tests.fakes.fault_proxy import Fault, FaultProxy
 from tests.ledger.archived_books import everything, filled, sent
 from tests.ledger.conftest import NOW_MS, START_MS, Hand
 from tests.ledger.replica_turns import leaders_take_turns, two_replicas
+from tests.moments import acks
 from tests.real.object_store import ObjectStore
 
 pytestmark = pytest.mark.real
@@ -80,7 +81,7 @@ def test_a_lost_volume_is_rebuilt_from_an_object_store(
     assert ledger.archive(NOW_MS) is not None
     ledger.append([hand.batch(hand.row(36, 45, 46))], NOW_MS)
     assert ledger.archive(NOW_MS) is not None
-    assert ledger.acks("n1", "prod")["0192-a"].archived_seq == 36
+    assert acks(ledger, "n1", "prod")["0192-a"].archived_seq == 36
     assert ledger.archive(NOW_MS) is None
     assert store.names() == ["part-00000001", "part-00000002"]
     assert "node.parquet" not in store.names("part-00000002")
@@ -94,7 +95,7 @@ def test_a_spoilt_request_at_any_step_of_archiving_loses_and_doubles_nothing(
 ) -> None:
     filled(ledger, hand)
     for number, step in enumerate(STEPS):
-        before = ledger.acks("n1", "prod")["0192-a"]
+        before = acks(ledger, "n1", "prod")["0192-a"]
         row = hand.batch(hand.row(36 + number, 45 + number, 46 + number))
         ledger.append([row], NOW_MS)
         refused = ""
@@ -103,10 +104,10 @@ def test_a_spoilt_request_at_any_step_of_archiving_loses_and_doubles_nothing(
                 ledger.archive(NOW_MS)
             except LedgerUnavailable as error:
                 refused = str(error)
-        archived = ledger.acks("n1", "prod")["0192-a"].archived_seq
+        archived = acks(ledger, "n1", "prod")["0192-a"].archived_seq
         assert archived == (before.archived_seq if refused else 36 + number), refused
         ledger.archive(NOW_MS)
-        assert ledger.acks("n1", "prod")["0192-a"].archived_seq == 36 + number
+        assert acks(ledger, "n1", "prod")["0192-a"].archived_seq == 36 + number
     assert rebuilt(tmp_path / "other", store) == everything(ledger)
 
 
