@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from accountant.wire.policy_models import Policy
 from fairshare.core.queues_and_weights import Condition, Gang, Issue, Pod
 from fairshare.schedulers.kai import kinds as kai
-from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, WORKLOADS
 from fairshare.targets.installed import schedulers
 from fairshare.targets.status_config_map import StatusObject, render
 from gputally.doctor.rbac_checks import AccessRight, named_rights, needed_rights
@@ -33,31 +31,18 @@ from gputally.kubernetes.mig_parts import NO_NODES
 from gputally.kubernetes.objects import CONFIG_MAP, POD
 from gputally.kubernetes.scheduler_plugins import OwnQueue
 from tests.doctor.conftest import NOW_MS, MemoryInspector, failed, node, pod
+from tests.doctor.policies import policy
 from tests.fairshare.builders import node_object, object_of, shard_object
-from tests.fairshare.kueue.objects import (
-    ON,
-    SCOPED,
-    SHOWN,
-    STRATEGIES,
-    V1BETA1,
-    V1BETA2,
-    cluster_queue,
-    configured,
-    local_queue,
-)
 from tests.fairshare.scheduler_objects import ARGUMENTS, DATABASE, KAI_QUEUE
 from tests.plugin_cases import plugin_cases
 
 CASES = plugin_cases("fairshare")
+OBJECT_CASES = plugin_cases("fairshare", "object_cases")
 
 SERVED = {
     (versions[0].api_version.partition("/")[0], versions[0].plural): (versions[0].api_version.partition("/")[2],)
     for versions in schedulers()["kai"].kinds
 }
-
-
-def policy(*queues: dict[str, Any], **more: Any) -> Policy:
-    return Policy.model_validate({"queues": list(queues) or [{"name": "a", "refs": ("kai:a",)}], **more})
 
 
 def gang(queue: str, gpus: float) -> Gang:
@@ -176,28 +161,21 @@ def test_quotas_that_contradict_each_other() -> None:
 
 
 def test_the_schedulers_own_quotas() -> None:
-    gpu = [{"name": "nvidia.com/gpu", "nominalQuota": "32"}], [{"name": "cpu", "nominalQuota": 9}]
     objects = own_queues(
         MemoryInspector(
             [
                 object_of(kai.QUEUE, "root", {"resources": {"gpu": {"quota": 16}}}),
                 object_of(kai.QUEUE, "leaf", {"parentQueue": "root", "resources": {"gpu": {"quota": 16}}}),
                 object_of(kai.QUEUE, "free", {"resources": {"gpu": {"quota": -1}}}),
-                object_of(
-                    CLUSTER_QUEUES[0], "cq", {"resourceGroups": [{"flavors": [{"resources": each}]} for each in gpu]}
-                ),
-                *(obj for cases in CASES.values() for obj in cases.QUOTAS),
+                *(obj for cases in OBJECT_CASES.values() for obj in cases.QUOTAS),
             ]
         ),
         NO_NODES,
     )
     assert [(each.name, each.quota, each.nested) for each in objects] == [
-        ("free", None, False), ("leaf", 16, True), ("root", 16, False), ("cq", 32, False),
-        *(told for cases in CASES.values() for told in cases.QUOTAS_TOLD),
+        ("free", None, False), ("leaf", 16, True), ("root", 16, False),
+        *(told for cases in OBJECT_CASES.values() for told in cases.QUOTAS_TOLD),
     ]  # fmt: skip
-    (found,) = guarantees(None, 16, 16, objects, []).findings
-    assert found.what == "kueue's own queues are guaranteed more GPUs than the cluster has"
-    assert found.evidence == "32 guaranteed, 16 installed: cq 32"
 
 
 def test_gangs_that_never_start() -> None:
@@ -215,28 +193,6 @@ def test_a_gang_beyond_any_share_of_its_queue() -> None:
     assert found.remedy == "gputally fairshare check POLICY.yaml --capacity 16 --gang a=12"
     assert "never admitted" in found.evidence
     assert guarantees(even, 16, 16, [], [gang("a", 8)]).findings == ()
-
-
-@pytest.mark.parametrize(("objects", "ref", "reason", "lines"), [
-    ([cluster_queue(), configured(V1BETA2)], "kueue:a", "FairSharingOff",
-     f"`fairSharing: {{preemptionStrategies: {STRATEGIES}}}`"),
-    ([cluster_queue(), configured({**V1BETA2, "fairSharing": {}})], "kueue:a", "ConfigurationRefused",
-     f"`fairSharing: {{preemptionStrategies: {STRATEGIES}}}`"),
-    ([cluster_queue(), configured({**V1BETA1, "fairSharing": {}})], "kueue:a", "FairSharingOff",
-     "`fairSharing: {enable: true}`"),
-    ([cluster_queue(**SHOWN), configured(V1BETA2)], "kueue:a", "RestartPending", "kubectl -n kueue-system"),
-    ([cluster_queue(**SCOPED), local_queue(), configured(ON)], "kueue:ns/x", "AdmissionFairSharingOff",
-     "`admissionFairSharing: {usageHalfLifeTime: 168h, usageSamplingInterval: 5m}`"),
-    ([cluster_queue(), local_queue(), configured(ON)], "kueue:ns/x", "AdmissionFairSharingOff",
-     "`admissionScope: {admissionMode: UsageBasedAdmissionFairSharing}`"),
-])  # fmt: skip
-def test_what_is_wrong_with_kueue_is_found_with_the_lines_to_write(
-    objects: list[dict[str, Any]], ref: str, reason: str, lines: str
-) -> None:
-    given = policy({"name": "a", "deserved": 8, "refs": (ref,)})
-    (found,) = weights(given, targets(MemoryInspector(objects), given)).findings
-    assert f"({reason})" in found.what
-    assert lines in found.remedy
 
 
 PATCH = 'kubectl patch schedulingshard default --type merge -p \'{"spec":'
@@ -266,20 +222,6 @@ def test_what_is_wrong_with_kai_and_others_is_found_with_the_lines_to_write(
     assert (found.severity, f"({reason})" in found.what) == ("error", True)
     assert lines in found.remedy
     assert weights(given, targets(MemoryInspector([queue, right]), given)).findings == (), "the lines mend it"
-
-
-def test_a_stopped_queue_and_a_quota_that_differs_are_warnings() -> None:
-    given = policy({"name": "a", "deserved": 16, "refs": ("kueue:a",)})
-    container = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
-    sets = [{"name": "main", "count": 2, "template": {"spec": {"containers": [container]}}}]
-    waits = object_of(WORKLOADS[0], "w", {"queueName": "x", "podSets": sets})
-    stopped = cluster_queue(**SHOWN, spec={"stopPolicy": "Hold"})
-    objects = [stopped, local_queue(), waits, configured(ON)]
-    (found,) = weights(given, targets(MemoryInspector(objects), given)).findings
-    assert (found.severity, found.what) == ("warning", "kueue is not set up as the policy says (PolicyDiffers)")
-    assert found.evidence == (
-        "ClusterQueue a admits nothing (stopPolicy Hold): 8 GPUs that wait there are not counted; a: quota 8, policy 16"
-    )
 
 
 def test_a_scheduler_that_asks_nothing_is_found_by_what_the_controller_notes() -> None:

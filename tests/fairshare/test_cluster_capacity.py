@@ -16,7 +16,6 @@ from fairshare.core.scheduler_queue_objects import instant
 from fairshare.explain.plan_tables import lost_words
 from fairshare.schedulers.kai import kinds as kai
 from fairshare.schedulers.kai.kinds import QUEUE, SHARD
-from fairshare.schedulers.kueue import kinds as kueue
 from fairshare.usage.cluster_capacity import (
     SETTLED_MS,
     LostGpus,
@@ -146,8 +145,7 @@ def test_where_all_is_lost_the_past_does_not_stand_in(window: UsageWindow) -> No
 
 DIVIDED = {
     "kai": (kai.QUEUE, queue_object("a")["spec"]),
-    "kueue": (kueue.CLUSTER_QUEUES[0], {"cohortName": "pool", "fairSharing": {"weight": "1"}}),
-    **{name: cases.DIVIDED for name, cases in plugin_cases("fairshare").items()},
+    **{name: cases.DIVIDED for name, cases in plugin_cases("fairshare", "object_cases").items()},
 }
 
 

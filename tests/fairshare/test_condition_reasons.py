@@ -16,7 +16,6 @@ from fairshare.controller.kube_scheduler_extender import Extender
 from fairshare.core import scheduler_queue_objects
 from fairshare.core.queues_and_weights import ConditionReason
 from fairshare.schedulers.kai.kinds import QUEUE
-from fairshare.schedulers.kueue.kinds import WORKLOADS
 from fairshare.targets.installed import adapters
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import ClusterRefused, ClusterUnavailable, NotFound
@@ -24,10 +23,9 @@ from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Object
 from gputally.kubernetes.scheduler_plugins import SchedulerPlugin, schedulers
 from scripts import condition_tables
-from tests.fairshare.builders import Failing, node_object, object_of, policy_of, shard_object
+from tests.fairshare.builders import Failing, node_object, policy_of, shard_object
 from tests.fairshare.case_types import Case, Reason
 from tests.fairshare.conftest import Accountant, Make
-from tests.fairshare.kueue.objects import ON, SCOPED, SHOWN, V1BETA2, cluster_queue, configured, local_queue
 from tests.fairshare.observations import conditions_of
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.fairshare.scheduler_objects import ARGUMENTS, DATABASE, KAI_QUEUE
@@ -102,25 +100,9 @@ def test_a_condition_without_a_table_is_not_left_out_of_the_page() -> None:
 NOTED = scheduler_queue_objects.WeightAnnotations(1.0, 0.5, None, 0, "f" * 16).annotations()
 LEFT_BEHIND = {**KAI_QUEUE, "metadata": {"name": "old", "annotations": NOTED}}
 WELL = shard_object(kValue=0)
-FAIR = [cluster_queue(**SHOWN), configured(ON)]
-ADMITTING = {**V1BETA2, "admissionFairSharing": {"usageHalfLifeTime": "168h", "usageSamplingInterval": "5m"}}
-CREDITS = {"resourceGroups": [{"coveredResources": ["example.com/credits"], "flavors": [
-    {"name": "h200", "resources": [{"name": "example.com/credits", "nominalQuota": "80"}]}]}]}  # fmt: skip
-ALONE = cluster_queue(**SHOWN)
-del ALONE["spec"]["cohortName"]
-BESIDE = {**cluster_queue(), "metadata": {"name": "b"}}
 USAGE = {"mode": "usage", "endpoint": "http://usage:9091"}
 RARELY = {**DATABASE, "usageParams": {"fetchInterval": "2h"}}
 BY_ENVIRONMENT = {"clientType": "prometheus", "connectionStringEnvVar": "USAGE_URL"}
-CONTAINER = {"name": "c", "image": "i", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
-POD_SETS = [{"name": "main", "count": 2, "template": {"spec": {"containers": [CONTAINER]}}}]
-WAITING = object_of(WORKLOADS[0], "w", {"queueName": "x", "podSets": POD_SETS})
-STOPPED = cluster_queue(**SHOWN, spec={"stopPolicy": "Hold"})
-COUNTED = {
-    "weightedShare": 0,
-    "admissionFairSharingStatus": {"consumedResources": {"nvidia.com/gpu": "1"}, "lastUpdate": "2026-11-01T00:00:00Z"},
-}
-ADMITS = {**local_queue(), "status": {"fairSharing": COUNTED}}
 EIGHT: dict[str, Any] = {"deserved": 8}
 
 
@@ -130,15 +112,8 @@ def _kai(status: str, reason: str, wrong: Object | None, right: Object, **target
     return Case(("KAI", "Effective", status, reason), "kai:a", before, [*queue, right], target)
 
 
-def _kueue(status: str, reason: str, wrong: list[Object], right: list[Object], ref: str = "kueue:a") -> Case:
-    return Case(("Kueue", "Effective", status, reason), ref, wrong, right)
-
-
-REFUSED = configured({**V1BETA2, "fairSharing": {}})
-SCOPED_QUEUE = cluster_queue(**SCOPED)
-
 CASES: list[Case] = [
-    *(case for cases in plugin_cases("fairshare").values() for case in cases.CONDITIONS),
+    *(case for cases in plugin_cases("fairshare", "object_cases").values() for case in cases.CONDITIONS),
     _kai("True", "WeightsOnly", WELL, shard_object(kValue=1, usageDBConfig=DATABASE)),
     _kai("False", "HistoryCountedTwice", shard_object(kValue=0, usageDBConfig=DATABASE, **ARGUMENTS), WELL),
     _kai("Unknown", "NoShards", None, WELL),
@@ -148,21 +123,6 @@ CASES: list[Case] = [
          shard_object(kValue=1, usageDBConfig=DATABASE), **USAGE),
     _kai("Unknown", "AddressUnknown", shard_object(kValue=1, usageDBConfig=BY_ENVIRONMENT),
          shard_object(kValue=1, usageDBConfig=DATABASE), **USAGE),
-    _kueue("True", "FairSharing", FAIR, [cluster_queue(), configured(V1BETA2)]),
-    _kueue("False", "FairSharingOff", [cluster_queue(), configured(V1BETA2)], FAIR),
-    _kueue("False", "ConfigurationRefused", [cluster_queue(), REFUSED], FAIR),
-    _kueue("Unknown", "ConfigurationRefused", [cluster_queue(**SHOWN), REFUSED], FAIR),
-    _kueue("False", "NothingToShare", [ALONE, configured(ON)], FAIR),
-    _kueue("Unknown", "RestartPending", [cluster_queue(**SHOWN), configured(V1BETA2)], FAIR),
-    _kueue("Unknown", "SharesDisagree", [*FAIR, BESIDE], [*FAIR, {**BESIDE, "status": FAIR[0]["status"]}]),
-    _kueue("Unknown", "SharesUnseen", [{**cluster_queue(), "status": {}}, configured(ON)], FAIR),
-    _kueue("Unknown", "ConfigurationUnread", [{**cluster_queue(), "status": {}}], FAIR),
-    _kueue("True", "AdmissionFairSharing", [SCOPED_QUEUE, ADMITS, configured(ADMITTING)],
-           [SCOPED_QUEUE, ADMITS, configured(V1BETA2)], "kueue:ns/x"),
-    _kueue("False", "AdmissionFairSharingOff", [SCOPED_QUEUE, ADMITS, configured(V1BETA2)],
-           [SCOPED_QUEUE, ADMITS, configured(ADMITTING)], "kueue:ns/x"),
-    _kueue("Unknown", "UsageUnseen", [SCOPED_QUEUE, local_queue(), configured(ADMITTING)],
-           [SCOPED_QUEUE, ADMITS, configured(ADMITTING)], "kueue:ns/x"),
     Case(("KAI", "Effective", "False", "ProportionOff"), "kai:a",
          [KAI_QUEUE, shard_object(kValue=0, plugins={"proportion": {"enabled": False}})], [KAI_QUEUE, WELL]),
     Case(("KAI", "Effective", "False", "HierarchyIgnored"), "kai:a",
@@ -171,15 +131,6 @@ CASES: list[Case] = [
          [{**KAI_QUEUE, "spec": {"resources": {"gpu": {"quota": 4, "limit": -1}}}}, WELL], queue=EIGHT),
     Case(("KAI", "InSync", "False", "PolicyDiffers"), "kai:a", [KAI_QUEUE, WELL],
          [{**KAI_QUEUE, "spec": {"resources": {"gpu": {"quota": 16, "limit": -1}}}}, WELL], queue={"deserved": 16}),
-    Case(("Kueue", "InSync", "True", "AsPolicy"), "kueue:a", FAIR, [STOPPED, local_queue(), WAITING], queue=EIGHT),
-    Case(("Kueue", "InSync", "False", "PolicyDiffers"), "kueue:a", FAIR,
-         [cluster_queue(**SHOWN, spec={"resourceGroups": [{"coveredResources": ["nvidia.com/gpu"], "flavors": [
-             {"name": "h200", "resources": [{"name": "nvidia.com/gpu", "nominalQuota": "16"}]}]}]}), configured(ON)],
-         queue={"deserved": 16}),
-    Case(("Kueue", "InSync", "False", "QueuesStopped"), "kueue:a", [STOPPED, local_queue(), WAITING],
-         [cluster_queue(**SHOWN), local_queue(), WAITING], queue=EIGHT),
-    Case(("Kueue", "InSync", "Unknown", "NotComparable"), "kueue:a", [cluster_queue(**SHOWN, spec=CREDITS)], FAIR,
-         queue=EIGHT),
     Case(("", "Mapped", "True", "AllFound"), "kai:a", [KAI_QUEUE, WELL], [WELL]),
     Case(("", "Mapped", "False", "QueuesLeftOut"), "kai:a", [WELL], [KAI_QUEUE, WELL]),
     Case(("", "Mapped", "False", "WeightsLeftBehind"), "kai:a", [KAI_QUEUE, LEFT_BEHIND, WELL],

@@ -13,19 +13,15 @@ from fairshare.controller.weight_writer import release_weights
 from fairshare.preemption.eviction import OPT_OUT
 from fairshare.preemption.preemption_controller import COMMAND_MS, by_hand
 from fairshare.preemption.preemption_types import PreemptionCall
-from fairshare.preemption.unfinished_preemptions import finish_all
 from fairshare.schedulers.kai.kinds import QUEUE as KAI_QUEUE
-from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, LOCAL_QUEUES, WORKLOADS
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import FIELD_MANAGER
-from fairshare.targets.whole_stop import PREEMPTION, PreemptionIntent
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import ClusterRefused, ClusterUnavailable, Conflict
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD, Object
+from gputally.kubernetes.objects import CONFIG_MAP, POD, Object
 from tests.fairshare.builders import (
     node_object,
-    object_of,
     pod_group,
     pod_object,
     policy_of,
@@ -33,7 +29,7 @@ from tests.fairshare.builders import (
     shard_object,
 )
 from tests.fairshare.case_types import BEFORE, RULES, Scene, scene_policy, scene_weights
-from tests.fairshare.conftest import NOW_MS, Make
+from tests.fairshare.conftest import Make
 from tests.fairshare.failing_writes import FaultAt
 from tests.fairshare.observations import pods_of
 from tests.fairshare.scheduler_kinds import KINDS
@@ -68,44 +64,16 @@ def _kai() -> Scene:
     return Scene(scene_policy("kai", "kai", mode="weight", apply="enforce"), objects, weights)
 
 
-def _kueue() -> Scene:
-    quota = [{"name": GPU, "nominalQuota": "8"}]
-    groups = [{"coveredResources": [GPU], "flavors": [{"name": "f", "resources": quota}]}]
-
-    def workload(name: str, queue: str) -> Object:
-        template = {"spec": {"containers": [{"name": "c", "resources": {"limits": {GPU: "4"}}}]}}
-        sets = [{"name": "main", "count": 1, "template": template}]
-        usage = {"name": "main", "flavors": {GPU: "f"}, "resourceUsage": {GPU: "4"}}
-        reserved = [
-            {"type": kind, "status": "True", "lastTransitionTime": BEFORE} for kind in ("QuotaReserved", "Admitted")
-        ]
-        status = {"admission": {"clusterQueue": queue, "podSetAssignments": [usage]}, "conditions": reserved}
-        return object_of(
-            WORKLOADS[0], name, {"queueName": queue, "podSets": sets, "active": True}, status if queue == "a" else {},
-            uid=f"uid-{name}", creationTimestamp=BEFORE,
-        )  # fmt: skip
-
-    objects = [
-        *(object_of(CLUSTER_QUEUES[0], name, {"cohortName": "m", "resourceGroups": groups}) for name in "ab"),
-        *(object_of(LOCAL_QUEUES[0], name, {"clusterQueue": name}) for name in "ab"),
-        *(workload(f"p{i}", "a") for i in range(4)), workload("w", "b"), node_object("n0", 16),
-    ]  # fmt: skip
-    weights = partial(scene_weights, CLUSTER_QUEUES[0], ("spec", "fairSharing", "weight"))
-    return Scene(scene_policy("kueue", "kueue", apply="enforce"), objects, weights)
-
-
-CASES = plugin_cases("fairshare")
-SCENES = {"kube-scheduler": _plain, "kai": _kai, "kueue": _kueue}
-SCENES |= {name: cases.scene for name, cases in CASES.items()}
+CASES = plugin_cases("fairshare", "object_cases")
+SCENES = {"kube-scheduler": _plain, "kai": _kai}
 
 
 def _stopped(cluster: MemoryCluster) -> list[str]:
     """Return the gangs that were told to stop."""
-    off = [obj["metadata"]["name"] for obj in cluster.list(WORKLOADS[0]) if obj["spec"].get("active") is False]
     told = [name for cases in CASES.values() for name in cases.stopped(cluster)]
     pods = {obj["metadata"]["name"] for obj in cluster.list(POD)}
     own = any(obj["spec"].get("schedulerName") not in CASES for obj in cluster.list(POD))
-    return off + told + ([name for name in (f"p{i}" for i in range(4)) if name not in pods] if own else [])
+    return told + ([name for name in (f"p{i}" for i in range(4)) if name not in pods] if own else [])
 
 
 def _end(scene: Scene, cluster: FaultAt, controller_of: Make) -> tuple[Mapping[str, Any], int]:
@@ -196,22 +164,6 @@ def test_a_fault_at_any_write_of_a_release_leaves_nothing_that_the_next_one_does
             cluster.at = None
             assert not any(outcome.result == "contested" for outcome in release_weights(scene.policy, cluster))
             assert scene.weights(cluster) == before, (at, error, carried_out)
-
-
-@pytest.mark.parametrize(("error", "carried_out"), FAULTS)
-def test_a_fault_while_a_workload_is_switched_on_again_is_made_good(error: Exception, carried_out: bool) -> None:
-    reserved = [{"type": "QuotaReserved", "status": "False", "lastTransitionTime": BEFORE}]
-    off = object_of(
-        WORKLOADS[0], "x", {"active": False, "queueName": "a"}, {"conditions": reserved},
-        annotations={PREEMPTION: PreemptionIntent("d1", NOW_MS - 1).text()},
-    )  # fmt: skip
-    cluster = FaultAt(KINDS, [off])
-    cluster.at, cluster.error, cluster.carried_out = 0, error, carried_out
-    finish_all(cluster, NOW_MS)
-    cluster.at = None
-    finish_all(cluster, NOW_MS)
-    found = cluster.get(WORKLOADS[0], "x", "ns")
-    assert (found["spec"]["active"], PREEMPTION in found["metadata"]["annotations"]) == (True, False)
 
 
 def _counted(cluster: MemoryCluster) -> set[str]:

@@ -29,10 +29,10 @@ from tests.fairshare.builders import (
 )
 from tests.fairshare.conftest import Accountant, Capsys, Make
 from tests.fairshare.fixed_answers_server import Answer, serving
-from tests.fairshare.kueue.objects import SCOPED, cluster_queue, local_queue
 from tests.fairshare.observations import pods_of
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.fairshare.scheduler_objects import DATABASE
+from tests.plugin_cases import plugin_cases
 
 HOUR_US, HOUR_MS = 3_600_000_000, 3_600_000
 
@@ -95,12 +95,17 @@ def test_a_cycle_is_replayed_with_everything_that_was_decided_in_it(decided: Rec
     assert (count["cycle"], count["compared"] > 30) == (cycle.id, True)
 
 
+HISTORIES = {
+    name: cases.COUNTING_HISTORY
+    for name, cases in plugin_cases("fairshare", "object_cases").items()
+    if cases.COUNTING_HISTORY is not None
+}
+
+
 def _scheduler_with_history(name: str) -> tuple[Policy, list[dict[str, Any]]]:
     """A queue whose scheduler counts history itself, and a weight of an earlier time on its object."""
-    if name == "kueue":
-        policy = policy_of([{"name": "x", "weight": 2, "refs": ["kueue:ns/x"]}, {"name": "y", "refs": ["kueue:ns/y"]}])
-        queues = [local_queue(), {**local_queue(), "metadata": {"name": "y", "namespace": "ns"}}]
-        return policy, [cluster_queue(**SCOPED), *queues]
+    if name in HISTORIES:
+        return HISTORIES[name]
     targets = {"kai": {"apply": "enforce", "mode": "usage"}}
     written = {"annotations": WeightAnnotations(1.0, 3.0, 0, 1, "v", None, "").annotations()}
     shard = shard_object(kValue=3, usageDBConfig={**DATABASE, "usageParams": {"windowSize": "6h"}})
@@ -108,7 +113,7 @@ def _scheduler_with_history(name: str) -> tuple[Policy, list[dict[str, Any]]]:
     return policy_of(targets=targets), queues
 
 
-@pytest.mark.parametrize("name", ["kueue", "kai"])
+@pytest.mark.parametrize("name", [*HISTORIES, "kai"])
 def test_a_write_for_a_scheduler_that_counts_history_itself_comes_to_the_same(
     name: str, accountant: Accountant, controller_of: Make, capsys: Capsys
 ) -> None:

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES
 from fairshare.targets.installed import adapters
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Kind, Object, value_at
-from tests.fairshare.builders import node_object, object_of, policy_of, queue_object, shard_object
+from tests.fairshare.builders import node_object, policy_of, queue_object, shard_object
 from tests.fairshare.conftest import Accountant, Make
-from tests.fairshare.kueue.objects import ON, cluster_queue, configured
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.plugin_cases import plugin_cases
 
@@ -46,28 +44,9 @@ def test_the_page_has_every_ref_and_no_other() -> None:
         assert titles[prefix].split()[0] in sections, f"no adapter reads {prefix}:"
 
 
-def _two(kind: Kind, spec: Mapping[str, Any], status: Mapping[str, Any] | None = None, **more: Any) -> list[Object]:
-    return [object_of(kind, name, {**spec}, status, **more) for name in "ab"]
-
-
-def _cluster_queues(cohorts: str = "mm") -> list[Object]:
-    found = []
-    for name, cohort in zip("ab", cohorts, strict=True):
-        queue = cluster_queue(spec={"cohortName": cohort}, status={"fairSharing": {"weightedShare": 0}})
-        found.append({**queue, "metadata": {"name": name}})
-    return found
-
-
 OBJECTS: Mapping[str, tuple[str, Kind | None, list[Object]]] = {
     "`kai:NAME`": ("kai:{}", None, [*(queue_object(name) for name in "ab"), shard_object(kValue=0)]),
-    "`kueue:NAME`": ("kueue:{}", CLUSTER_QUEUES[0], [*_cluster_queues(), configured(ON)]),
-    "`kueue-cohort:NAME`": ("kueue-cohort:{}", COHORTS[0], [
-        *_two(COHORTS[0], {"parentName": "root"}, {"fairSharing": {"weightedShare": 0}}), *_cluster_queues("ab"),
-        configured(ON),
-    ]),
-    "`kueue:NAMESPACE/NAME`": ("kueue:ns/{}", LOCAL_QUEUES[0], [
-        *_two(LOCAL_QUEUES[0], {"clusterQueue": "a"}), *_cluster_queues(), configured(ON),
-    ]),
+    **{row: case for cases in plugin_cases("fairshare", "object_cases").values() for row, case in cases.ROWS.items()},
 }  # fmt: skip
 
 

@@ -17,7 +17,6 @@ from fairshare.core.gpu_demand import PodReducer, read_pod
 from fairshare.core.queues_and_weights import Pod
 from fairshare.preemption.unfinished_preemptions import finish_all
 from fairshare.schedulers.kai.kinds import POD_GROUP, QUEUE
-from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES, WORKLOADS
 from fairshare.targets.installed import adapters
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import look_at
@@ -26,7 +25,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.errors import NotFound
 from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import EVENT, GPU, POD, POD_GROUPS, PRIORITY_CLASS, Kind, Object, quantity
+from gputally.kubernetes.objects import EVENT, POD, POD_GROUPS, PRIORITY_CLASS, Kind, Object, quantity
 from tests.fairshare.builders import node_object, object_of, pod_group, pod_object, policy_of, queue_object
 from tests.fairshare.conftest import Accountant, Make
 from tests.fairshare.observations import condition, conditions_of, weights_in
@@ -144,33 +143,17 @@ def test_an_answer_counts_as_heard_only_once_it_is_kept() -> None:
 CHAIN = [{"name": f"s{i}", **({"parent": f"s{i - 1}"} if i else {}), "minMember": 1} for i in range(1100)]
 
 
-def _workload(name: str, gpus: str) -> dict[str, Any]:
-    containers = [{"name": "c", "resources": {"limits": {GPU: gpus}}}]
-    sets = [{"name": "main", "count": 1, "template": {"spec": {"containers": containers}}}]
-    admission = {"clusterQueue": "k", "podSetAssignments": [{"name": "main", "count": 1}]}
-    done = [{"name": "main", "count": 0}]
-    spec, status = {"queueName": "k", "podSets": sets}, {"admission": admission, "reclaimablePods": done}
-    return object_of(WORKLOADS[0], name, spec, status, uid=f"uid-{name}", annotations={}, labels={})
-
-
-def _quota() -> dict[str, Any]:
-    flavor = {"name": "f", "resources": [{"name": GPU, "nominalQuota": "8"}]}
-    return object_of(CLUSTER_QUEUES[0], "k", {"resourceGroups": [{"coveredResources": [GPU], "flavors": [flavor]}]})
-
-
-CASES = plugin_cases("fairshare")
+CASES = plugin_cases("fairshare", "object_cases")
 POLICY = policy_of(
     [
         {"name": "a", "refs": ["kai:a"]},
-        {"name": "k", "refs": ["kueue:k"]},
         *(queue for cases in CASES.values() for queue in cases.REFS),
         {"name": "p", "refs": ["policy:p"]},
     ],
-    targets={name: {"apply": "enforce"} for name in ("kai", "kueue", *CASES)},
+    targets={name: {"apply": "enforce"} for name in ("kai", *CASES)},
 )
 TENANTS: Mapping[Kind, Object] = {
     POD_GROUP: pod_group("g", spec={"minMember": 1, "subGroups": CHAIN[:2], "topologyConstraint": {}}, requested=1),
-    WORKLOADS[0]: _workload("w", "1"),
     **{kind: obj for cases in CASES.values() for kind, obj in cases.TENANTS.items()},
     POD_GROUPS[0]: object_of(
         POD_GROUPS[0],
@@ -187,8 +170,8 @@ TENANTS: Mapping[Kind, Object] = {
 GROUPED = pod_object("grouped", "p", node="")
 GROUPED["spec"]["schedulingGroup"] = {"podGroupName": "g"}
 OWN: tuple[Object, ...] = (
-    queue_object("a"), _quota(), node_object(),
-    pod_group("good", requested=2), _workload("good", "2"),
+    queue_object("a"), node_object(),
+    pod_group("good", requested=2),
     *(obj for cases in CASES.values() for obj in cases.OWN),
     pod_object("good", "p"), object_of(PRIORITY_CLASS, "high"), object_of(EVENT, "e", note="", reason="Evict"),
 )  # fmt: skip
@@ -219,10 +202,9 @@ def _gangs_seen(objects: Iterable[Object], pods: Sequence[Pod]) -> dict[str, set
     ("target", "bad"),
     [
         ("kai", pod_group("bad", spec={"minMember": "many"}, requested=1)),
-        ("kueue", {**_workload("bad", "1"), "status": {"reclaimablePods": [{"name": "main", "count": "x"}]}}),
         *((name, cases.UNREADABLE) for name, cases in CASES.items()),
     ],
-    ids=("kai", "kueue", *CASES),
+    ids=("kai", *CASES),
 )
 def test_a_workload_that_cannot_be_read_is_named_and_the_others_count(target: str, bad: Object) -> None:
     (adapter,) = (each for each in adapters() if each.name == target)
@@ -235,7 +217,7 @@ def test_a_workload_that_cannot_be_read_is_named_and_the_others_count(target: st
 
 @pytest.mark.parametrize("bad", [
     pod_group("bad", spec={"minMember": 1, "subGroups": CHAIN}, requested=1),
-    _workload("bad", "1e308"),
+    *(obj for cases in CASES.values() for obj in cases.HUGE),
 ])  # fmt: skip
 def test_deep_and_huge_objects_end_no_cycle(accountant: Accountant, controller_of: Make, bad: Object) -> None:
     accountant.spend(a=1.0)
@@ -257,7 +239,7 @@ def test_a_defect_at_one_target_stops_no_other(accountant: Accountant, controlle
     report = controller_of(POLICY, Broken(KINDS, OWN)).cycle()
     found = conditions_of(report)
     assert found["kai.Available"] == ("False", "Defect")
-    assert {found[f"{target}.Available"][0] for target in ("kueue", *CASES)} == {"True"}
+    assert {found[f"{target}.Available"][0] for target in CASES} == {"True"}
 
 
 def test_pods_that_cannot_be_read_are_a_condition(accountant: Accountant, controller_of: Make) -> None:

@@ -14,7 +14,6 @@ from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.weight_writer import available, release_weights, write_weights
 from fairshare.core import scheduler_queue_objects
 from fairshare.schedulers.kai.kinds import QUEUE
-from fairshare.schedulers.kueue.kinds import CLUSTER_QUEUES
 from fairshare.targets import status_config_map
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import FIELD_MANAGER, Apply
@@ -310,8 +309,7 @@ def test_a_queue_let_go_is_said_and_given_back(either_of: Make, accountant: Acco
 @pytest.mark.parametrize(
     ("ref", "kind", "spec", "published"),
     [
-        ("kueue", CLUSTER_QUEUES[0], {"cohortName": "c", "fairSharing": {"weight": "0.5"}}, 0.5),
-        *((name, *cases.LEFT_BEHIND) for name, cases in plugin_cases("fairshare").items()),
+        *((name, *cases.LEFT_BEHIND) for name, cases in plugin_cases("fairshare", "object_cases").items()),
     ],
 )
 def test_every_target_knows_what_it_left_behind(

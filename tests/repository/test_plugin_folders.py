@@ -108,21 +108,9 @@ MIXED = {
         "fairshare/test_weights_by_hand.py",
         "plugins/test_scheduler_plugins.py",
     },
-    "fairshare.schedulers.kueue": {
-        "doctor/test_scheduler_checks.py",
-        "fairshare/real/test_controller.py",
-        "fairshare/test_cluster_capacity.py",
-        "fairshare/test_condition_reasons.py",
-        "fairshare/test_eviction.py",
-        "fairshare/test_faults_at_writes.py",
-        "fairshare/test_replay_command.py",
-        "fairshare/test_scheduler_page.py",
-        "fairshare/test_unreadable_objects.py",
-        "fairshare/test_weight_writer.py",
-    },
 }
-"""Modules below tests/ in which these schedulers stand for any scheduler, or have cases beside those of others: without
-the folder they cannot be imported. The lists get shorter."""
+"""Modules below tests/ in which this scheduler stands for any scheduler, or has cases beside those of others: without
+the folder they cannot be imported. The list gets shorter."""
 
 
 def test_no_test_imports_from_a_plug_in_but_its_own() -> None:

@@ -27,7 +27,6 @@ from fairshare.core.queues_and_weights import Gang
 from fairshare.preemption.eviction import EvictionCheck, stop_victim
 from fairshare.preemption.preemption_types import Victim
 from fairshare.schedulers.kai.kinds import QUEUE
-from fairshare.schedulers.kueue import kinds as kueue
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import SystemClock, VirtualClock
@@ -50,8 +49,7 @@ from tests.real.controlplane import ADMIN_TOKEN, ApiServer, frozen, killed
 
 pytestmark = pytest.mark.real
 STATUS = StatusObject("gputally", "gputally-fairshare")
-CQ = kueue.CLUSTER_QUEUES[0]
-CASES = plugin_cases("fairshare")
+CASES = plugin_cases("fairshare", "object_cases")
 
 
 @contextmanager
@@ -81,16 +79,15 @@ def test_the_charts_rights_suffice(
     mine = KubernetesCluster.connect(KINDS, installed)
     add_queues(real, "rb-a", "rb-b")
     for name in ("rb-c", "rb-d"):
-        real.apply(object_of(CQ, name, {"cohortName": "rb"}), field_manager="gitops")
         for cases in CASES.values():
             real.apply(object_of(cases.DIVIDED[0], name, cases.DIVIDED[1]), field_manager="gitops")
     queues = [
         {"name": "a", "refs": ["kai:rb-a"]}, {"name": "b", "refs": ["kai:rb-b"]},
-        {"name": "c", "refs": ["kueue:rb-c", *(f"{name}:rb-c" for name in CASES), "policy:c"]},
-        {"name": "d", "refs": ["kueue:rb-d", *(f"{name}:rb-d" for name in CASES)]},
+        {"name": "c", "refs": [*(f"{name}:rb-c" for name in CASES), "policy:c"]},
+        {"name": "d", "refs": [*(f"{name}:rb-d" for name in CASES)]},
     ]  # fmt: skip
     enforce = {"apply": "enforce"}
-    targets = {"kai": enforce, "kueue": enforce, **{name: {**enforce, "mode": "deserved"} for name in CASES}}
+    targets = {"kai": enforce, **{name: enforce | cases.TARGET for name, cases in CASES.items()}}
     policy = policy_of(queues, targets=targets)
     accountant.spend(a=0.5, c=0.3)
     pods: list[Any] = []
@@ -98,10 +95,10 @@ def test_the_charts_rights_suffice(
     report = controller_of(policy, mine, status_object=STATUS, pods=tuple).cycle()
     assert results_of(report) == dict.fromkeys("abcd", "applied")
     assert {target.target: dict(target.degraded) for target in report.targets} == {
-        "kai": {}, "kueue": {}, "kube-scheduler": {}, **{name: {} for name in CASES},
+        "kai": {}, "kube-scheduler": {}, **{name: {} for name in CASES},
     }  # fmt: skip
     status = mine.get(CONFIG_MAP, STATUS.name, STATUS.namespace)["data"]
-    assert {key.partition(".")[0] for key in status} >= {"kai", "kueue", *CASES, "UsageFresh"}
+    assert {key.partition(".")[0] for key in status} >= {"kai", *CASES, "UsageFresh"}
     for forbidden in (
         lambda: mine.get(QUEUE, "rb-a"),
         lambda: mine.get(CONFIG_MAP, "other", "gputally"),

@@ -23,3 +23,5 @@ VOLCANO_QUEUE = {
     "metadata": {"name": "a", "annotations": {"volcano.sh/hierarchy": "root/a", "volcano.sh/hierarchy-weights": "1/1"}},
     "spec": {"weight": 1},
 }  # fmt: skip
+HOLDING = {"state": "Open", "allocated": {"nvidia.com/gpu": "4"}}
+DRF = {"name": "drf", "enableHierarchy": True}
