@@ -111,7 +111,7 @@ COLUMNS: Final[Mapping[NodeOrder, NodeColumn]] = {
 }
 """The columns beside the name of the node, by their names in addresses, which are also orders."""
 USUAL: Final[tuple[str, ...]] = (
-    "pool", "model", "gpus", "silent", "agent", "errors", "held", "utilisation", "idle", "unallocated",
+    "pool", "model", "gpus", "silent", "errors", "held", "utilisation", "idle", "unallocated",
     "unmetered", "down",
 )  # fmt: skip
 

@@ -110,11 +110,12 @@ def test_each_node_has_the_version_of_its_agent_and_an_older_one_is_named_with_w
     lines = {line["node"]: line for line in client.get("/v1/nodes?start=12h").json()["lines"]}
     told = {node: (line["agent_version"], line["agent_older"]) for node, line in lines.items()}
     assert told == {"n1": ("0.0.9", True), "n2": (None, False), "n3": (None, False)}
-    rows = csv.DictReader(io.StringIO(client.get("/nodes.csv?start=12h").text))
+    rows = csv.DictReader(io.StringIO(client.get("/nodes.csv?start=12h&columns=agent").text))
     assert {row["node"]: row["agent_version"] for row in rows} == {"n1": "0.0.9", "n2": "", "n3": ""}
-    page = read(client.get("/nodes?start=12h", headers=PAGE).text)
-    for node, said in (("n1", "0.0.9"), ("n2", "unknown"), ("n3", "unknown")):
-        assert said in rows_after(page, "Nodes, their GPUs", node)
+    for view, before in (("start=12h&columns=silent", "agent "), ("start=12h&columns=silent,agent", "")):
+        page = read(client.get(f"/nodes?{view}", headers=PAGE).text)
+        for node, said in (("n1", "0.0.9"), ("n2", "unknown"), ("n3", "unknown")):
+            assert f"{before}{said}" in " ".join(rows_after(page, "Nodes, their GPUs", node))
     for node, said in (("n1", "older than the accountant"), ("n2", "version unknown")):
         assert said in client.get(f"/node/prod/{node}", headers=PAGE).text
     assert "the agent is older than the accountant on n1" in read(client.get("/", headers=PAGE).text).texts
@@ -132,7 +133,9 @@ def test_errors_of_gpus_are_shown_with_when_how_many_and_what_to_do(client: Test
     rows = csv.DictReader(io.StringIO(client.get("/nodes.csv?start=12h").text))
     told = {row["node"]: row["gpu_errors"] for row in rows}
     assert told == {"n1": "GPU-1 xid 79: 2; GPU-1 ecc uncorrected: 1", "n2": "", "n3": ""}
-    assert "unknown" in rows_after(read(client.get("/nodes?start=12h", headers=PAGE).text), "Nodes, their GPUs", "n2")
+    assert "unknown" in rows_after(
+        read(client.get("/nodes?start=12h&columns=errors", headers=PAGE).text), "Nodes, their GPUs", "n2"
+    )
     page = client.get("/node/prod/n1", headers=PAGE).text
     assert rows_after(read(page), "Errors of GPUs", "GPU-1")[:2] == ["xid 79", "2"]
     assert "xid: no permission" in page
