@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gputally.base.errors import ClusterUnavailable
+from gputally.base.errors import ClusterRefused, ClusterUnavailable, Conflict
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Event, Object
+
+FAULTS: list[tuple[Exception, bool]] = [
+    (ClusterUnavailable("timeout"), True),
+    (ClusterUnavailable("503"), False),
+    (ClusterRefused("403"), False),
+    (Conflict("409"), False),
+]
+"""What a write can meet, and whether it is carried out all the same."""
 
 
 class FaultAt(MemoryCluster):

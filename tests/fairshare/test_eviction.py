@@ -10,7 +10,7 @@ import pytest
 from fairshare.preemption.eviction import OPT_OUT, STOPPED, EvictionCheck, EvictionResult, EvictionVeto, stop_victim
 from fairshare.preemption.preemption_types import Victim
 from fairshare.targets.whole_stop import PREEMPTION, REASON
-from gputally.base.errors import ClusterRefused, ClusterUnavailable, Conflict, NotFound
+from gputally.base.errors import NotFound
 from gputally.kubernetes.objects import POD, Object
 from tests.fairshare.builders import (
     budget_object,
@@ -19,7 +19,7 @@ from tests.fairshare.builders import (
 )
 from tests.fairshare.case_types import victim_of
 from tests.fairshare.conftest import NOW_MS
-from tests.fairshare.failing_writes import FaultAt
+from tests.fairshare.failing_writes import FAULTS, FaultAt
 from tests.fairshare.kept_events import kept
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.plugin_cases import plugin_cases
@@ -59,12 +59,6 @@ STOPS: dict[str, tuple[list[Object], Victim]] = {
     **{name: cases.STOP for name, cases in CASES.items()},
     "pods": ([pod_object("p"), pod_object("q")], victim_of("p", "q")),
 }
-FAULTS = [
-    (ClusterUnavailable("timeout"), True),
-    (ClusterUnavailable("503"), False),
-    (ClusterRefused("403"), False),
-    (Conflict("409"), False),
-]
 
 
 @pytest.mark.parametrize(("error", "carried_out"), FAULTS)

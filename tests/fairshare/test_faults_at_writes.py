@@ -17,7 +17,7 @@ from fairshare.schedulers.kai.kinds import QUEUE as KAI_QUEUE
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import FIELD_MANAGER
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import ClusterRefused, ClusterUnavailable, Conflict
+from gputally.base.errors import ClusterRefused, ClusterUnavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, POD, Object
 from tests.fairshare.builders import (
@@ -30,7 +30,7 @@ from tests.fairshare.builders import (
 )
 from tests.fairshare.case_types import BEFORE, RULES, Scene, scene_policy, scene_weights
 from tests.fairshare.conftest import Make
-from tests.fairshare.failing_writes import FaultAt
+from tests.fairshare.failing_writes import FAULTS, FaultAt
 from tests.fairshare.observations import pods_of
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.plugin_cases import plugin_cases
@@ -84,14 +84,6 @@ def _end(scene: Scene, cluster: FaultAt, controller_of: Make) -> tuple[Mapping[s
     for _ in range(3):
         controller.later()
     return scene.weights(cluster), len(_stopped(cluster))
-
-
-FAULTS = [
-    (ClusterUnavailable("timeout"), True),
-    (ClusterUnavailable("503"), False),
-    (ClusterRefused("403"), False),
-    (Conflict("409"), False),
-]
 
 
 @pytest.mark.parametrize("target", SCENES)

@@ -76,7 +76,6 @@ CASES: dict[str, tuple[str, dict[str, str], str]] = {
         "InferenceService/m",
     ),
     "spark executor": ("Pod/driver SparkApplication/etl", {}, "SparkApplication/etl"),
-    "kueue group of pods": ("", {"kueue.x-k8s.io/pod-group-name": "g"}, "PodGroup/g"),
     "unknown kinds": ("Shard/s-1 Fleet/f Galaxy/g", {}, "Galaxy/g"),
     "static pod": ("Node/n1", {}, ""),
     "a place above a job": ("Job/j ClusterQueue/q", {}, "Job/j"),

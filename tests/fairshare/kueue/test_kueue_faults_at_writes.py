@@ -7,21 +7,13 @@ import pytest
 from fairshare.preemption.unfinished_preemptions import finish_all
 from fairshare.schedulers.kueue.kinds import WORKLOADS
 from fairshare.targets.whole_stop import PREEMPTION, PreemptionIntent
-from gputally.base.errors import ClusterRefused, ClusterUnavailable, Conflict
 from tests.fairshare.builders import (
     object_of,
 )
 from tests.fairshare.case_types import BEFORE
 from tests.fairshare.conftest import NOW_MS
-from tests.fairshare.failing_writes import FaultAt
+from tests.fairshare.failing_writes import FAULTS, FaultAt
 from tests.fairshare.scheduler_kinds import KINDS
-
-FAULTS = [
-    (ClusterUnavailable("timeout"), True),
-    (ClusterUnavailable("503"), False),
-    (ClusterRefused("403"), False),
-    (Conflict("409"), False),
-]
 
 
 @pytest.mark.parametrize(("error", "carried_out"), FAULTS)
