@@ -18,8 +18,6 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
-import numpy as np
-
 from accountant.billing.charge import LINE_ACCOUNTS, Account, Charge, PricedTime, quantify
 from accountant.ledger.usage import Int64Array
 from gputally.base import called_off
@@ -39,6 +37,8 @@ def nano_hours(total: int, gpu_us: Int64Array) -> Int64Array:
 
     The total differs from the exact sum by rounding only. Each part therefore differs little from its own hours, and
     the intermediate products stay small."""
+    import numpy as np  # not at the top: commands that only ask a server do not load it
+
     whole = int(gpu_us.sum())
     off = _US * total - _NANO * whole
     if not whole or abs(off) > _US or whole * (_US + abs(off)) >= _FITS or int(gpu_us.max()) >= _FITS // _NANO:
@@ -58,6 +58,8 @@ def minor_units(price: Decimal, nano: Int64Array, total: int, places: int) -> In
 
     The result equals that of `gputally.base.money.payable`. Raises ValueError for a total that no rounding of the parts
     gives."""
+    import numpy as np  # not at the top: commands that only ask a server do not load it
+
     exponent = int(price.as_tuple().exponent)
     scale = max(0, HOUR_PLACES - exponent - places)
     per_nano = int(price.scaleb(scale + places - HOUR_PLACES))
@@ -75,6 +77,8 @@ def minor_units(price: Decimal, nano: Int64Array, total: int, places: int) -> In
 def _with_missing(parts: Int64Array, left: Int64Array, missing: int) -> Int64Array:
     """Adds one to each of the `missing` parts with the largest remainders, which are in `left`. Of equal remainders the
     earlier part comes first."""
+    import numpy as np  # not at the top: commands that only ask a server do not load it
+
     if missing:
         parts[np.argsort(-left, kind="stable")[:missing]] += 1
     return parts
@@ -207,6 +211,8 @@ class _Units(NamedTuple):
         self, gpu_us: Mapping[tuple[str, ...], int], price: Decimal, places: int
     ) -> Iterator[tuple[tuple[str, ...], _Units]]:
         """Divided in proportion to time."""
+        import numpy as np  # not at the top: commands that only ask a server do not load it
+
         if len(gpu_us) == 1:
             yield next(iter(gpu_us)), self
         elif gpu_us:
