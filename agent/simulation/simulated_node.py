@@ -180,7 +180,7 @@ class Placement:
         return total
 
 
-_FINE = DeviceCondition(ecc_uncorrected=0, xids_unread="")
+_FINE = DeviceCondition(throttle_reasons=0, ecc_uncorrected=0, xids_unread="")
 _OFF_THE_BUS = 79
 
 
