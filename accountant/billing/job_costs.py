@@ -238,7 +238,8 @@ def _cost(parts: Sequence[tuple[Price | None, int]]) -> Decimal | None:
 class _ShownPods:
     """What a job shows of its pods. payers: their distinct teams and queues. users: those that their labels name.
 
-    waits: whether one waits. asks: the GPUs, or parts of them, that those request which wait; None if unknown."""
+    waits: whether one waits. waiting_since_ms: creation of the first of those that wait; a pod that replaces a stopped
+    one is created after that stop. asks: the GPUs, or parts of them, that those request which wait; None if unknown."""
 
     pods: int = 0
     running: int = 0
@@ -247,6 +248,7 @@ class _ShownPods:
     created_ms: int | None = None
     ended_ms: int | None = None
     waits: bool = False
+    waiting_since_ms: int | None = None
     asks: int | None = 0
 
     def add(self, pod: QueuedPod) -> None:
@@ -262,6 +264,7 @@ class _ShownPods:
         if facts.scheduled_ms is facts.started_ms is facts.ended_ms is None:
             asked = requested_devices(facts.requests)
             self.waits, self.asks = True, None if asked is None or self.asks is None else self.asks + asked
+            self.waiting_since_ms = _known(min, self.waiting_since_ms, facts.created_ms)
 
 
 def _known(choose: Callable[[int, int], int], one: int | None, other: int | None) -> int | None:
@@ -434,6 +437,7 @@ class JobList:
             held_until_ms=held[1] if held else None,
             ended_ms=ended_ms if state == "ended" else None,
             waited_ms=figures.waited_ms,
+            waiting_since_ms=pods.waiting_since_ms,
             asks_gpus=pods.asks if pods.waits else None,
             gpu_models=_names(time.gpu_model for time in whose),
             accounts_gpu_us=_accounts(times),

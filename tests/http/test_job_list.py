@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from datetime import UTC, datetime
 from decimal import Decimal
 from html import unescape
 from pathlib import Path
@@ -34,12 +35,17 @@ from tests.http.conftest import (
     settings_in,
     token_entry,
 )
+from tests.http.page_parser import read
 from tests.http.quarter_hours import NOW, held
 from tests.price_books import price_book_text
 from tests.usage_records import batch, deliver, pod_facts
 
 PAGE = {"Accept": "text/html"}
 HOUR_MS = 60 * MINUTE_MS
+
+
+def utc_time(at_ms: int) -> datetime:
+    return datetime.fromtimestamp(at_ms / 1000, UTC)
 
 
 def facts(space: str, node: str, name: str, **more: Any) -> Any:
@@ -86,6 +92,24 @@ def ids(client: TestClient, query: str) -> list[str]:
     answer = client.get(f"/v1/jobs?{query}")
     assert answer.status_code == 200, answer.text
     return [job["id"] for job in answer.json()["jobs"]]
+
+
+def test_a_job_that_was_stopped_waits_since_that_stop(start_service: StartService) -> None:
+    running, client = start_service(tokens="tokens:\n" + token_entry("all", "admin"))
+    first, stop = NOW - 12 * HOUR_MS, NOW - HOUR_MS
+    pods = [
+        pod_facts("train-0", NOW, namespace="vision", uid="vision", workload="Job/train", node="n1",
+                  created_ms=first, scheduled_ms=first + HOUR_MS, started_ms=first + HOUR_MS, ended_ms=stop),
+        pod_facts("train-0", NOW, namespace="vision", uid="again", workload="Job/train", node="", created_ms=stop,
+                  requests={"nvidia.com/gpu": "1"}),
+    ]  # fmt: skip
+    rows = [*held(10, 9, "GPU-1", "vision"), *held(1, 1, "GPU-1")]
+    deliver(running.ledger, NOW_MS, batch(rows, pods, cluster="prod", node="n1"))
+    (job,) = client.get("/v1/jobs?start=4h&state=waiting", headers=bearer("all")).json()["jobs"]
+    assert (job["waiting_since_ms"], job["created_ms"]) == (stop, first)
+    for path in ("/jobs?start=4h&state=waiting", f"/job/{job['id']}"):
+        text = " ".join(read(client.get(path, headers=bearer("all") | PAGE).text).texts)
+        assert re.findall(r"since (\d+ \w+ \d\d:\d\d)", text) == [f"{utc_time(stop):%-d %b %H:%M}"], path
 
 
 @pytest.mark.parametrize(
