@@ -9,6 +9,8 @@ days, the values of a filter. Therefore
   every table, which is the sum of its statement lines;
 - what a filter takes has the amount that its group has in a table by that dimension alone, if it has no other filter.
 
+A span with parts of several calendar months has the sums of the amounts of these parts.
+
 APIs and files for programs have exact costs and are not rounded here."""
 
 from __future__ import annotations

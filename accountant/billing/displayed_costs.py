@@ -9,8 +9,9 @@ from decimal import Decimal
 from typing import Final
 
 from accountant.billing.charge import LINE_ACCOUNTS, Charge
-from accountant.billing.displayed_amounts import keyed, minor_parts
+from accountant.billing.displayed_amounts import Keyed, keyed, minor_parts
 from accountant.billing.usage_pricing import charge_table, charges
+from accountant.core.periods import Month, zone
 from accountant.ledger.protocols import Moment
 from accountant.ledger.usage import Where
 from accountant.prices.price_book import PriceBook
@@ -49,29 +50,43 @@ def displayed_costs(
     where: Where | None = None,
     timezone: str = "UTC",
 ) -> DisplayedCosts:
-    """The charges of [start_ms, end_ms) by group, as `usage_pricing.charges` gives them, with the amounts to show."""
+    """The charges of [start_ms, end_ms) by group, as `usage_pricing.charges` gives them, with the amounts to show.
+
+    The amounts of several calendar months are the sums of those of each, because a month is charged by itself."""
     where = where or {}
     if book is None:
         return DisplayedCosts(charges(ledger, book, start_ms, end_ms, by, where, timezone), {}, {})
     values: list[Dimension] = [name for name in where if name not in OF_KINDS]
-    finest: tuple[Dimension, ...] = tuple(dict.fromkeys((*by, *values, "team")))
+    tz = zone(timezone)
+    month: tuple[Dimension, ...] = () if Month.of(start_ms, tz) == Month.of(end_ms - 1, tz) else ("month",)
+    finest: tuple[Dimension, ...] = tuple(dict.fromkeys((*by, *values, "team", *month)))
     table = charge_table(ledger, book, start_ms, end_ms, finest, where, timezone)
     several = table.charges()
     own = several if len(finest) == len(by) else table.regrouped(range(len(by))).charges()
-    at = [finest.index(name) for name in ("team", *values, *by)]
+    at = [finest.index(name) for name in (*month, "team", *values, *by)]
     divisions = [(tuple([charge.key[one] for one in at]), charge) for charge in called_off.each(several)]
     whole = divisions
     if where:
-        whole = keyed(charges(ledger, book, start_ms, end_ms, ("team", *values), None, timezone))
+        whole = keyed(charges(ledger, book, start_ms, end_ms, (*month, "team", *values), None, timezone))
     amounts: dict[tuple[str, ...], int] = defaultdict(int)
     unheld: dict[tuple[str, ...], int] = defaultdict(int)
-    for kind, key, cents in minor_parts(whole, divisions, 1 + len(values), book.currency):
-        amounts[key] += cents
-        if kind[1] == _UNALLOCATED:
-            unheld[key] += cents
+    wholes, parts = (_by_first(len(month), items) for items in (whole, divisions))
+    for name, of_month in parts.items():
+        for kind, key, cents in minor_parts(wholes[name], of_month, 1 + len(values), book.currency):
+            amounts[key] += cents
+            if kind[1] == _UNALLOCATED:
+                unheld[key] += cents
     places = minor_places(book.currency)
     return DisplayedCosts(
         own,
         {key: Decimal(cents).scaleb(-places) for key, cents in amounts.items()},
         {key: Decimal(cents).scaleb(-places) for key, cents in unheld.items()},
     )
+
+
+def _by_first(values: int, items: Keyed) -> dict[tuple[str, ...], list[tuple[tuple[str, ...], Charge]]]:
+    """The items by so many first values of their keys, and without these."""
+    found: dict[tuple[str, ...], list[tuple[tuple[str, ...], Charge]]] = defaultdict(list)
+    for key, charge in called_off.each(items):
+        found[key[:values]].append((key[values:], charge))
+    return found

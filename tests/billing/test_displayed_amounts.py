@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -13,7 +14,7 @@ from accountant.billing.budget_forecast import states
 from accountant.billing.cost_allocation import statement
 from accountant.billing.displayed_costs import displayed_costs
 from accountant.billing.statements import payable_lines
-from accountant.core.periods import zone
+from accountant.core.periods import Month, zone
 from accountant.reports.report_builder import build
 from accountant.web import explore_table
 from accountant.web.explore_table import Question, pivot, table_of
@@ -125,6 +126,49 @@ def test_a_filter_takes_the_amount_that_its_group_has_without_it(spans: list[Row
     for (user,), amount in amounts_of(ledger, "user").items():
         for by in ((), ("job",), ("team", "day")):
             assert exact_sum(amounts_of(ledger, *by, user=user).values()) == amount  # type: ignore[type-var]
+
+
+SEVERAL_MONTHS = (at("2026-10-01"), at("2026-11-01"), at("2026-12-01"), at("2026-12-20"))
+
+
+@st.composite
+def rows_of_months(draw: st.DrawFn) -> list[Row]:
+    """The drawn rows of three days, at the beginning of each of three months and across the turns between them."""
+    moved = []
+    for start in SEVERAL_MONTHS[:3]:
+        by = start - SPAN[0] - draw(st.integers(0, 48)) * HOUR_MS * (start != SPAN[0])
+        moved += [
+            replace(
+                row, start_ms=row.start_ms + by, end_ms=row.end_ms + by, names={**row.names, "gpu": f"GPU-{by}-{n}"}
+            )
+            for n, row in enumerate(draw(rows()))
+        ]
+    return moved
+
+
+@settings(max_examples=examples(10, 200), deadline=None)
+@given(rows_of_months(), st.sampled_from(("UTC", "Europe/Berlin")))
+def test_a_span_of_several_months_has_the_sums_of_their_amounts(spans: list[Row], timezone: str) -> None:
+    ledger = ListLedger(spans)
+    tz = zone(timezone)
+    months = [Month(2026, 10).span(tz), Month(2026, 11).span(tz), (Month(2026, 12).span(tz)[0], SEVERAL_MONTHS[3])]
+    whole = months[0][0], months[-1][1]
+
+    def amounts(span: tuple[int, int], *by: str, **where: str) -> Counter[tuple[str, ...]]:
+        filters = {name: (value,) for name, value in where.items()}
+        return Counter(displayed_costs(ledger, BOOK, *span, by, filters, timezone).amounts)  # type: ignore[arg-type]
+
+    for by, where in [
+        ((), {}), (("team",), {}), (("user", "gpu_model"), {}), (("job",), {"team": "nlp"}),
+        (("team",), {"user": "ann"}), (("day",), {"gpu_model": MODELS[0]}),
+    ]:  # fmt: skip
+        by_month = {(*key, name): amount for name, span in zip(("2026-10", "2026-11", "2026-12"), months, strict=True)
+                    for key, amount in amounts(span, *by, **where).items()}  # fmt: skip
+        assert amounts(whole, *by, "month", **where) == by_month
+        summed = Counter[tuple[str, ...]]()
+        for key, amount in by_month.items():
+            summed[key[:-1]] += amount  # type: ignore[assignment]
+        assert amounts(whole, *by, **where) == summed
 
 
 @settings(max_examples=examples(25, 400), deadline=None)
