@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import urllib3
+import yaml
 from kubernetes import client, config
 
 from gputally.base.errors import (
@@ -83,11 +84,27 @@ def _connect(kubeconfig: Path | None, retries: int = 1) -> client.ApiClient:
             config.load_kube_config(  # type: ignore[no-untyped-call]
                 config_file=str(kubeconfig) if kubeconfig else None, client_configuration=settings
             )
-    except (config.ConfigException, OSError) as error:
-        raise ClusterUnavailable(f"no access to a cluster: {error}; give a kubeconfig") from error
+    except (config.ConfigException, OSError, yaml.YAMLError, *_OTHER_YAML) as error:
+        raise ClusterUnavailable(f"no access to a cluster: {_config_fault(kubeconfig, error)}") from error
     api = client.ApiClient(settings)
     api.rest_client.pool_manager.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
     return api
+
+
+_OTHER_YAML = (AttributeError, KeyError, TypeError, ValueError)
+"""What the library raises for a YAML file of another form."""
+
+
+def _config_fault(kubeconfig: Path | None, error: Exception) -> str:
+    """Return what is wrong with a configuration, and which option or variable names another one."""
+    named = str(kubeconfig or config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION)
+    paths = [named] if kubeconfig else named.split(config.kube_config.ENV_KUBECONFIG_PATH_SEPARATOR)
+    here = any(Path(path).expanduser().exists() for path in paths if path)
+    if isinstance(error, (yaml.YAMLError, *_OTHER_YAML)):
+        what = f"{named} is not a kubeconfig file"
+    else:
+        what = str(error) if here or (kubeconfig is None and in_cluster()) else f"no kubeconfig file at {named}"
+    return f"{what}; name one with --kubeconfig (a server's setting kubeconfig) or in the variable KUBECONFIG"
 
 
 _PATIENCE = 2

@@ -161,9 +161,16 @@ def test_an_event_has_a_fraction_of_a_second_and_a_name_of_its_content(cluster: 
         cluster.event(event)
 
 
-def test_no_cluster_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ClusterUnavailable, match="no access to a cluster"):
-        KubernetesCluster.connect([QUEUE], tmp_path / "no-kubeconfig")
+@pytest.mark.parametrize("content", [None, "", "[]", "{", "clusters: 1", "users: [1]", "\0"])
+def test_without_a_cluster_one_line_names_the_file_and_how_to_name_another(tmp_path: Path, content: str | None) -> None:
+    place = tmp_path / "kubeconfig"
+    if content is not None:
+        place.write_text(content)
+    with pytest.raises(ClusterUnavailable) as refused:
+        KubernetesCluster.connect([QUEUE], place)
+    said = str(refused.value)
+    assert len(said.splitlines()) == 1
+    assert all(part in said for part in (str(place), "--kubeconfig", "KUBECONFIG"))
 
 
 def kubeconfig_of(url: str, folder: Path) -> Path:
