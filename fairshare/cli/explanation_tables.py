@@ -168,14 +168,14 @@ def _gangs(gangs: Sequence[Gang]) -> Table:
     for gang in gangs[:MOST_GANGS]:
         table.add_row(
             f"{gang.namespace}/{gang.name}", gang.queue, str(gang.priority), number(gang.minimum, 1),
-            number(gang.allocated, 1), _instant(gang.created_ms) if gang.created_ms is not None else "",
+            number(gang.allocated, 1), utc_text(gang.created_ms) if gang.created_ms is not None else "",
         )  # fmt: skip
     return table
 
 
 def _past(past: Sequence[Decision]) -> Iterator[RenderableType]:
     yield from _heading(
-        "Decided before", [f"{_instant(d.at_ms)}  {d.kind} ({d.mode})  {_change(d)}{d.reason}" for d in past]
+        "Decided before", [f"{utc_text(d.at_ms)}  {d.kind} ({d.mode})  {_change(d)}{d.reason}" for d in past]
     )
 
 
@@ -215,5 +215,6 @@ def _gang_json(gang: Gang) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _instant(ms: int) -> str:
+def utc_text(ms: int) -> str:
+    """Return an instant as shown in tables, to a second."""
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,13 +12,15 @@ from accountant.wire.option_types import MOST
 from fairshare.cli.command_options import AccountantOptions, PolicyOrInForce, Printed
 from gputally.base.command_options import with_option_groups
 from gputally.base.command_output import show
+from gputally.base.units import MS_PER_HOUR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rich.console import Group
     from rich.table import Table
 
-    from fairshare.explain.try_weight import TriedQueue
+    from fairshare.explain.try_weight import Divided, TriedQueue
 
 
 @with_option_groups
@@ -26,7 +29,12 @@ def try_weight(
     weight: Annotated[float, typer.Argument(min=0, max=MOST, help="Its other weight.")],
     policy: PolicyOrInForce = None,
     capacity: Annotated[
-        float | None, typer.Option(min=0, max=MOST, help="Number of GPUs of the cluster (default: the ledger's).")
+        float | None,
+        typer.Option(
+            min=0,
+            max=MOST,
+            help="Number of GPUs to divide (default: those that the controller's newest cycle divided).",
+        ),
     ] = None,
     output: Printed = "table",
     *,
@@ -34,22 +42,40 @@ def try_weight(
 ) -> None:
     """Show what every queue is entitled to now and with another weight of one queue, by quotas and weights. Past usage
     is left out: what-if replays it."""
+    from accountant.wire.decision_text import EVERYTHING
     from fairshare.controller import policy_file as policies
+    from fairshare.explain.try_weight import LOOK_BACK_MS, MOST_RECORDS, Divided, divided
     from fairshare.explain.try_weight import try_weight as tried
 
     with at.client() as client:
         in_force = policies.load(policy)[0] if policy is not None else client.policy()
-        gpus = capacity if capacity is not None else float(client.guarantees().gpus or 0)
-    rows = tried(in_force, gpus, queue, weight)
-    records = [asdict(row) for row in rows]
-    show(output, lambda: _table(rows, gpus), records, records)
+        if capacity is not None:
+            parts: tuple[Divided, ...] = (Divided("", capacity),)
+        else:
+            serving = client.guarantees()
+            cycles = client.decisions(
+                serving.end_ms - LOOK_BACK_MS, serving.end_ms + MS_PER_HOUR, subject=EVERYTHING, kind="weight",
+                per_get=MOST_RECORDS,
+            )  # fmt: skip
+            parts = divided(islice(cycles, MOST_RECORDS), float(serving.gpus or 0))
+    found = [(part, tried(in_force, part.gpus, queue, weight)) for part in parts]
+    records = [{"target": part.target, **asdict(row)} for part, rows in found for row in rows]
+    show(output, lambda: _tables(found), records, records)
 
 
-def _table(rows: Sequence[TriedQueue], gpus: float) -> Table:
+def _tables(found: Sequence[tuple[Divided, Sequence[TriedQueue]]]) -> Group:
+    from rich.console import Group
+
+    return Group(*(_table(rows, part) for part, rows in found))
+
+
+def _table(rows: Sequence[TriedQueue], part: Divided) -> Table:
+    from fairshare.cli.explanation_tables import utc_text
     from fairshare.explain.plan_tables import number, titled_table
 
+    of = "" if part.at_ms is None else f" that {part.target} had in the cycle of {utc_text(part.at_ms)}"
     table = titled_table(
-        f"Entitled by quotas and weights, of {gpus:,.1f} GPUs, if every queue requests more", ("queue",),
+        f"Entitled by quotas and weights, of the {part.gpus:,.1f} GPUs{of}, if every queue requests more", ("queue",),
         ("weight", "then", "entitled", "then ", "GPUs", "then  "),
     )  # fmt: skip
     for row in rows:

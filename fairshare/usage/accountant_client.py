@@ -210,13 +210,13 @@ class AccountantApi:
         self._send("POST", "/v1/decisions", content, "gzip")
 
     def decisions(
-        self, start_ms: int, end_ms: int, *, subject: str = "", per_get: int = DECISIONS_PER_GET
+        self, start_ms: int, end_ms: int, *, subject: str = "", kind: str = "", per_get: int = DECISIONS_PER_GET
     ) -> Iterator[Decision]:
         """Yield the decisions in [start_ms, end_ms), newest first. Pages are fetched while iterating.
 
-        subject: only decisions about this queue or workload; "" for all.
+        subject, kind: only decisions about this queue or workload, and of this kind; "" for all.
         per_get: the size of a page."""
-        only = {"subject": subject} if subject else {}
+        only = {name: value for name, value in (("subject", subject), ("kind", kind)) if value}
         before: dict[str, str] = {}
         while end_ms > start_ms:
             query = {"start": str(start_ms), "end": str(end_ms), "limit": str(per_get), **before}
