@@ -389,7 +389,7 @@ def activity_table(advised: Sequence[ActivityAdvice], window: Window, coverage: 
     ]  # fmt: skip
     columns = [
         *(Column(heading, overflow="fold") for heading in ("job", "team")),
-        *figures("GPU-h busy", "busy", "SM", "tensor", "inactive GPU-h", no_wrap=True),
+        *figures("GPU-h busy", "busy", "SM of busy", "tensor of busy", "inactive GPU-h", no_wrap=True),
     ]
     more = [Text(f"· {len(advised) - MOST_ROWS:,} more; --output csv has all")] if len(advised) > MOST_ROWS else []
     reasons = dict.fromkeys(f"· {one.finding}: {one.advice}" for one in advised)
@@ -429,7 +429,7 @@ def sharing_table(
     reasons: dict[str, None] = {}
     for one in advised:
         ways = {"mig": f"MIG {one.profile}", "time-slicing": f"{one.replicas} replicas", "none": NOTHING}
-        memory = NOTHING if one.memory_mib is None else f"{one.memory_mib:,.0f} MiB"
+        memory = NOTHING if one.memory_mib is None else f"{one.memory_mib / 1024:,.1f} GiB"
         name, saving = _job_name(one, several), money(one.saving, currency)
         rows.append((name, one.gpu_model, ways[one.way], percent(one.peak), memory, saving))
         reasons[f"· {ways[one.way]}: {one.reason}"] = None

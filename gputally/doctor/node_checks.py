@@ -97,7 +97,7 @@ def foreign_processes(snapshot: NodeSnapshot) -> CheckResult:
 def _foreign_holder(allocation: Allocation, devices: dict[str, DeviceReading]) -> Finding:
     holder, device = allocation.holder, devices[allocation.gpu_uuid]
     reading = next((r.memory_mib for r in device.holders if r.holder.uid == holder.uid), None)
-    memory = f", {reading:,} MiB" if isinstance(reading, int) else ""
+    memory = f", {reading / 1024:,.1f} GiB" if isinstance(reading, int) else ""
     pid = holder.uid.partition(":")[0]
     remedy = {
         "process": f"kill {pid}, or run it as a pod",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
 import yaml
 from structlog.testing import capture_logs
@@ -121,7 +123,12 @@ def test_wrong_calls_and_nobody_there(capsys: pytest.CaptureFixture[str], tmp_pa
 def test_activity(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Twelve hours of a Job that is busy for 96 % of the time, with tensor cores active for 4 %."""
     begin = END_MS - HOURS * 4 * QUARTER_MS
-    used = {"busy_us": 864_000_000, "sm_active_us": 720_000_000, "tensor_active_us": 36_000_000}
+    used = {
+        "busy_us": 864_000_000,
+        "sm_active_us": 720_000_000,
+        "tensor_active_us": 36_000_000,
+        "memory_mib_s": 8_192 * 900,
+    }
     holder, quarters = pod_holder("fp32-0", "work"), range(HOURS * 4)
     rows = [interval(begin + quarter * QUARTER_MS, "GPU-0", holder, **used) for quarter in quarters]
     facts = pod_facts("fp32-0", begin, namespace="work", workload="Job/fp32")
@@ -129,7 +136,13 @@ def test_activity(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with capture_logs(), running_accountant(settings, VirtualClock(END_MS), batch(rows, [facts])) as (_, address):
         document = json.loads(run(capsys, address, "activity", "--output", "json"))
         table = run(capsys, address, "activity")
+        page = httpx2.get(f"{address}/job/c~work~Job~fp32").text
+    cells = re.search(r"<th[^>]*>SM activity.*?<tbody>(.*?)</tbody>", page, re.DOTALL)
+    assert cells is not None, re.sub("<[^>]*>", " ", page)
+    assert re.findall(r"<td[^>]*>(.*?)</td>", cells[1])[:4] == ["96.0 %", "80.0 %", "4.0 %", "8.0"]
     (job,) = document["jobs"]
     assert (job["job"], job["finding"], job["busy"]) == ("Job/fp32", "few tensor cores", 0.96)
     assert (job["sm"], job["tensor"], job["inactive_gpu_hours"]) == (0.8333, 0.0417, 11.04)
+    assert job["sm"] * job["busy"] == pytest.approx(0.8, abs=1e-3)
+    assert "SM of busy" in table
     assert "96 %" in table

@@ -51,7 +51,7 @@ def test_holders_outside_kubernetes() -> None:
     assert seen.seen == "4 holders, 1 of them pods"
     process, container, job = seen.findings
     assert process.what == "process python of alice holds GPU 0 outside Kubernetes"
-    assert process.evidence == "GPU-0, 2,048 MiB; Kubernetes counts the GPU as free"
+    assert process.evidence == "GPU-0, 2.0 GiB; Kubernetes counts the GPU as free"
     assert process.remedy == "kill 4711, or run it as a pod"
     assert container.remedy == "docker stop cccccccccccc, or run it as a pod"
     assert ("slurm" in usable(SEAM, HolderPlugin)) == job.remedy.startswith("scancel 12")

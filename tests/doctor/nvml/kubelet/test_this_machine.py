@@ -63,7 +63,7 @@ def test_a_process_that_no_pod_is_behind(fake_nvml: FakeNvml, kubelet: FakeKubel
     (outsider,) = looked(kubelet.path, proc)["processes"].findings
     assert outsider.what.startswith("process python")
     assert outsider.what.endswith("holds GPU 0 outside Kubernetes")
-    assert "2,048 MiB" in outsider.evidence
+    assert "2.0 GiB" in outsider.evidence
     assert outsider.remedy == "kill 4711, or run it as a pod"
 
 
