@@ -113,6 +113,7 @@ LEFT_BEHIND = (CLUSTER_QUEUES[0], {"cohortName": "c", "fairSharing": {"weight": 
 TARGET: dict[str, str] = {}
 # A queue of a cluster with lost GPUs: kind, spec.
 DIVIDED = (CLUSTER_QUEUES[0], {"cohortName": "pool", "fairSharing": {"weight": "1"}})
+UNWEIGHTED = (CLUSTER_QUEUES[0], {"cohortName": "pool"})
 
 
 def _quota() -> dict[str, Any]:

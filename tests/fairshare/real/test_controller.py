@@ -80,7 +80,7 @@ def test_the_charts_rights_suffice(
     add_queues(real, "rb-a", "rb-b")
     for name in ("rb-c", "rb-d"):
         for cases in CASES.values():
-            real.apply(object_of(cases.DIVIDED[0], name, cases.DIVIDED[1]), field_manager="gitops")
+            real.apply(object_of(cases.UNWEIGHTED[0], name, cases.UNWEIGHTED[1]), field_manager="gitops")
     queues = [
         {"name": "a", "refs": ["kai:rb-a"]}, {"name": "b", "refs": ["kai:rb-b"]},
         {"name": "c", "refs": [*(f"{name}:rb-c" for name in CASES), "policy:c"]},

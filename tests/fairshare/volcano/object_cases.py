@@ -100,7 +100,7 @@ LEFT_BEHIND = (QUEUE, {"weight": 5000}, 5000.0)
 # What a policy says of the target beside `apply`, so that weights are written.
 TARGET: dict[str, str] = {"mode": "deserved"}
 # A queue of a cluster with lost GPUs: kind, spec.
-DIVIDED = (QUEUE, {})
+DIVIDED = UNWEIGHTED = (QUEUE, {})
 
 # What users write.
 REFS = [{"name": "v", "refs": ["volcano:v"]}]
