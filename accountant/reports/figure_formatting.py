@@ -117,7 +117,7 @@ def advice(hint: Hint) -> str:
     held = f"{hours(hint.job.figures.accounts.allocated)} GPU-hours held"
     used = f"{percent(hint.job.figures.utilisation)} busy"
     if hint.kind == "idle":
-        return f"{held}, {used}. Release it while it is not used, or give it a slice of a shared GPU."
+        return f"{held}, {used}. Release it while it is not used."
     if hint.kind == "fewer":
         return (
             f"Held {gpus(hint.held)} GPUs; its busiest hour used {gpus(hint.peak_busy)} ({held}, {used}). "

@@ -3,7 +3,8 @@
 A hint is given only if enough of a job's GPU use is known. It states what was observed: the largest number of busy GPUs
 in any hour, or the utilisation over the observed hours. A MIG slice is suggested only for holders of a whole GPU,
 because hourly figures do not show how much of a partial GPU is needed. GPU memory is not considered. Check that the
-model still fits before you follow a hint.
+model still fits before you follow a hint. `gputally advise sharing` lists the jobs with a hint of the kind `slice`, and
+no other hint suggests a slice.
 
 A candidate for spot capacity is a batch job (a kind that ends and can be restarted) on another capacity type, if the
 price book has a spot price of the same model and region. The ledger does not know whether the job writes checkpoints or

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final
 
@@ -99,6 +100,13 @@ _STEPS: Final = (
     ("value", "New weight", "the weight by use, or the weight that stays for the interval, or that of a turn"),
 )
 _RATIOS: Final = frozenset({"n", "u"})
+_TRACE: Final = {"U": "u", "P": "p"}
+"""Names in a trace of figures that are in `_STEPS` by another name."""
+_OF_TURNS: Final = {
+    "owed_gpu_h": ("Owed", "GPU-hours that it had less than its share, which count for its next turn; below 0: more"),
+    "turn_until_ms": ("End of the turn", "until when one queue has a turn, UTC"),
+    "share_gpus": ("Share in the turn", "the GPUs of its share while the turn lasts"),
+}
 _OUTCOMES: Final = {
     "preempts": "Others give way for it.", "denied": "No workload gives way for it, so it keeps waiting.",
     "room": "Enough GPUs are free for it.",
@@ -266,6 +274,8 @@ def _weight(decision: Decision, record: Decision | None) -> DecisionText:
             rows.append((title, words, percent(value, 2) if name in _RATIOS else four_digits(value)))
     if usage is not None and capacity is not None and rows:
         rows.insert(1, ("Usage", f"of {amount(capacity, unit)} in the window", amount(usage, unit)))
+    known = {title for title, _, _ in rows}
+    rows += [step for step in trace_in_words(mapping(parts.get("trace"))) if step[0] not in known]
     grids = [
         TextTable(
             "From history to weight",
@@ -275,11 +285,6 @@ def _weight(decision: Decision, record: Decision | None) -> DecisionText:
             2,
         )
     ]
-    trace = tuple((str(name), four_digits(figure)) for name, each in mapping(parts.get("trace")).items()
-                  if (figure := number(each)) is not None)  # fmt: skip
-    if trace:
-        grids.append(TextTable("Step by step", "The intermediate results, in order.",
-                          ("Name", "Figure"), trace))  # fmt: skip
     facts = [("Object", str(inputs.get("object", ""))), ("Published as", text_of(inputs.get("published")))]
     grids += _queues(record, subject)
     return DecisionText(
@@ -289,6 +294,29 @@ def _weight(decision: Decision, record: Decision | None) -> DecisionText:
         tuple(grid for grid in grids if grid.rows),
         (("the whole cycle", record),) if record else (),
     )
+
+
+def trace_in_words(trace: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
+    """The intermediate results of a weight: the step in words, what it is, and the figure. A step of another law has
+    the name that the law gives it."""
+    words = {name: (title, meaning) for name, title, meaning in _STEPS} | _OF_TURNS
+    rows = []
+    for name, each in trace.items():
+        figure, step = number(each), _TRACE.get(name, name)
+        if figure is None:
+            continue
+        shown = (
+            percent(figure, 2) if step in _RATIOS else _utc(figure) if step == "turn_until_ms" else four_digits(figure)
+        )
+        rows.append((*words.get(step, (str(name), "")), shown))
+    return tuple(rows)
+
+
+def _utc(at_ms: float) -> str:
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):
+        return NOTHING
 
 
 def _formula(parts: Mapping[str, Any]) -> str:

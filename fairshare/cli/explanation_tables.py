@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from accountant.wire.decision_text import trace_in_words
 from accountant.wire.policy_models import Decision
 from fairshare.core.queues_and_weights import UNLIMITED, Gang
 from fairshare.explain.plan_tables import indented, lost_words, number, titled_table
@@ -148,7 +149,7 @@ def _steps(levels: Sequence[QueueLevel]) -> Iterator[RenderableType]:
     """Render the law's own numbers in the order of their computation."""
     lines = [
         f"{level.queue.name}: "
-        + "  ".join(f"{name} {number(value, 4)}" for name, value in level.weight.explanation.trace.items())
+        + ", ".join(f"{step.lower()} {figure}" for step, _, figure in trace_in_words(level.weight.explanation.trace))
         for level in levels
         if level.weight is not None and level.weight.explanation.trace
     ]

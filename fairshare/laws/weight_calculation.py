@@ -532,7 +532,7 @@ def _why(u: float, n: float, competes: bool, notes: Sequence[str]) -> str:
     if n == 1 or n == 0:
         return "; ".join(notes)
     of = "the queues that compete" if competes else "all queues"
-    verdict = "on its share" if abs(u - n) <= 0.005 else "above its share" if u > n else "below its share"
+    verdict = "on that share" if abs(u - n) <= 0.005 else "above that share" if u > n else "below that share"
     return "; ".join([f"used {u:.1%} for a share of {n:.1%} of {of}, {verdict}", *notes])
 
 

@@ -54,7 +54,7 @@ class QueueRow:
     entitled: its part of the cluster (0..1) by quotas and weights if all queues request GPUs.
     used: the part of the window's capacity that it and the queues below it used; None without a window.
     due, held, asked: the GPUs that it is due, holds and requests now; None if the target does not show them.
-    owed_gpu_h: the GPU-hours that it is owed, which count for its next turn; None if it is owed nothing.
+    owed_gpu_h: the GPU-hours that it is owed, which count for its next turn; None if they are not counted.
     exhausted: its budget is used up.
     state, why: the state of its weight, and the reason."""
 
@@ -120,7 +120,7 @@ def _target(policy: Policy, report: CycleReport, target: TargetReport) -> Target
     for depth, queue in PolicyTree(policy).downwards():
         name = queue.name
         due, weight, standing = dues.get(name), weights.get(name), target.standings.get(name)
-        owed = weight.explanation.trace.get("owed_gpu_h", 0.0) if weight is not None else 0.0
+        owed = weight.explanation.trace.get("owed_gpu_h") if weight is not None else None
         state, why = _state(report, target, weight, outcomes.get(name), standing)
         rows.append(
             QueueRow(
@@ -129,7 +129,7 @@ def _target(policy: Policy, report: CycleReport, target: TargetReport) -> Target
                 due.allocated if due is not None else standing.allocated if standing is not None else None,
                 due.requested if due is not None else standing.requested if standing is not None else None,
                 weight.value if weight is not None else standing.weight if standing is not None else None,
-                owed if owed > 0 else None, name in target.exhausted, state, why,
+                None if owed is None else max(0.0, owed), name in target.exhausted, state, why,
             )
         )  # fmt: skip
     window = report.window

@@ -17,6 +17,7 @@ from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.periods import Month, zone
 from accountant.prices.price_book import Billing, IdlePolicy
 from accountant.reports import html_page, report_tables
+from accountant.reports.figure_formatting import advice
 from accountant.reports.report_builder import build, made_of, read_data
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts
@@ -198,6 +199,7 @@ def test_hints_give_their_evidence():
     assert (hints["Job/small"].kind, hints["Job/small"].needed) == ("slice", 3)
     assert hints["StatefulSet/notebook"].kind == "idle"
     assert [job.job for job in found.idle_holders] == ["StatefulSet/notebook"]
+    assert {job for job, hint in hints.items() if "slice" in advice(hint).lower()} == {"Job/small"}
     text = html_page.render_html(found)
     assert (
         "Held 8 GPUs; its busiest hour used 1.8 (192.0 GPU-hours held, 22.0 % busy). 2 would have been enough." in text

@@ -244,6 +244,7 @@ def test_a_queue_says_its_arithmetic_what_stands_in_the_way_and_its_budget(scene
     assert "Effective=False HistoryCountedTwice: kValue is 1 in SchedulingShard default" in out
     assert "dry-run: weights are computed and not written" in out
     assert "Step by step" in out
+    assert "share with history" in out.partition("Step by step")[2]
     assert "ml/pg-train" in out
 
 

@@ -76,7 +76,7 @@ def test_every_number_is_in_the_explanation() -> None:
     assert (numbers.lower, numbers.upper, numbers.configured) == (0.1, 4.0, 1.0)
     assert numbers.proportional == pytest.approx(3 * numbers.p, rel=1e-5)
     assert (numbers.previous, weight.value) == (1.0, 1.1)
-    assert weight.why.startswith("used 50.0% for a share of 33.3% of the queues that compete, above its share;")
+    assert weight.why.startswith("used 50.0% for a share of 33.3% of the queues that compete, above that share;")
     assert weight.why.endswith("stays for 120 more min")
 
 

@@ -237,3 +237,21 @@ def test_a_queues_weight_is_the_newest_that_was_decided():
     assert [share.weight for share in decision_text.shares([*records, *weights], ("q",))] == [4.0]
     assert [share.weight for share in decision_text.shares(records, ("q",))] == [3.0]
     assert [share.weight for share in decision_text.shares([*records, weights[1]], ("q",))] == [3.0], "an older one"
+
+
+def test_the_steps_of_a_weight_have_words_and_a_known_zero_is_shown() -> None:
+    trace = {"n": 0.375, "U": 0.299, "k": 5, "P": 0.7548, "owed_gpu_h": 0.0, "turn_until_ms": NOW_MS, "own step": 2}
+    found = {step: figure for step, _, figure in decision_text.trace_in_words(trace)}
+    assert list(found.values())[:5] == ["37.50 %", "29.90 %", "5", "0.7548", "0"]
+    assert not found.keys() & (trace.keys() - {"own step"})
+    assert found["own step"] == "2"
+    (until,) = (figure for step, figure in found.items() if step.startswith("End"))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", until)
+    assert decision_text.trace_in_words({"turn_until_ms": 1e19, "n": float("nan"), "U": "x"})[0][2] == "–"
+
+
+def test_every_step_of_a_decision_is_in_one_table() -> None:
+    weight = next(each for each in WEIGHTS if each.subject == "language")
+    titles = [row[0] for grid in decision_text.decision_text(weight, WEIGHTS).grids[:1] for row in grid.rows]
+    assert len(set(titles)) == len(titles)
+    assert {"Fair share", "Share with history", "New weight"} <= set(titles)

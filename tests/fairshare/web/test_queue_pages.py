@@ -237,6 +237,9 @@ def test_a_queue_over_time_with_its_reasons(open_stage: Stage) -> None:
     for words in ("From the root down", "prevents its publication", "weight", "held, by the ledger: "):
         assert words in shown
     assert re.search(r"due [\d.]+ GPUs now, holds 24, asks for 40", shown)
+    (steps,) = re.findall(r"<dl class=\"figures\">(.*?)</dl>", shown.partition("Step by step")[2], re.DOTALL)
+    assert re.findall(r"<dt[^>]*>(.*?)</dt>", steps)[:2] == ["Fair share", "Used"]
+    assert not re.search(r"<dt[^>]*>(n|U|k|P|owed_gpu_h)</dt>", steps)
     assert open_stage.get("/shares/queue/nobody").status == 404
 
 
@@ -255,8 +258,9 @@ def test_decisions_are_listed_filtered_and_told(open_stage: Stage) -> None:
     assert open_stage.get("/shares/decisions?days=9999&kind=%3Cx%3E&queue=" + "q" * 4000).status == 200
     one = next(each for each in open_stage.accountant.decisions if each.subject == "vision")
     told = text(open_stage.get(f"/shares/decision?id={one.id}&at={one.at_ms}"))
-    for words in ("Why the weight of vision changed", "63.46 %", "Step by step", "owed_gpu_h", "New weight"):
+    for words in ("Why the weight of vision changed", "63.46 %", "Owed", "New weight"):
         assert words in told
+    assert "owed_gpu_h" not in told.partition("The record")[0]
     for wrong in (f"/shares/decision?id=x&at={one.at_ms}", "/shares/decision?id=x&at=soon", "/shares/decision"):
         assert open_stage.get(wrong).status == 404
 
