@@ -18,7 +18,8 @@ Source: prediction interval of a sum of n further draws, normal approximation. S
 equal forecasts.
 
 A report (`outlook`) shows two forecasts: a straight line (the spend so far, continued at its mean rate since the start
-of the month or of the ledger's records) and the run rate with its interval."""
+of the month or of the ledger's records) and the run rate with its interval. Forecasts of money begin with the amount
+that pages show as spent, so that the two agree once the month is over."""
 
 from __future__ import annotations
 
@@ -205,6 +206,7 @@ def _state(
     own = [charge for charge in held or () if _concerns(budget, policy, *charge.key[:2])]
     spent = None if held is None else _spent(budget, book, own)
     shown = exact_sum(one.amount for one in amounts if _concerns(budget, policy, one.team, one.key[0]))
+    spent_amount = None if spent is None or budget.currency is None else shown
     forecast, exhausted = None, NEVER
     if spent is not None:
         tz = zone(timezone)
@@ -216,7 +218,8 @@ def _state(
             past.append((amount, begin, stop))
             if (begin, stop) == day_span(day, tz):
                 whole_days.append(_per_24_hours(amount, begin, stop))
-        forecast = run_rate(whole_days, float(spent), (end_ms - now_ms) / MS_PER_DAY)
+        so_far = spent if spent_amount is None else spent_amount
+        forecast = run_rate(whole_days, float(so_far), (end_ms - now_ms) / MS_PER_DAY)
         if spent >= budget.limit:
             exhausted = Exhaustion(*[_used_up(past, float(budget.limit), now_ms)] * 3)
         else:
@@ -232,7 +235,7 @@ def _state(
         unit=budget.currency or "GPU-hours",
         limit=budget.limit,
         spent=spent,
-        spent_amount=None if spent is None or budget.currency is None else shown,
+        spent_amount=spent_amount,
         ratio=ratio,
         threshold=max(reached, default=None),
         forecast=forecast.expected if forecast else None,
@@ -360,9 +363,9 @@ def outlook(
     ]
     over, left = (end_ms - start_ms) / MS_PER_DAY, left_ms / MS_PER_DAY
     metered = (end_ms - max(start_ms, since_ms)) / MS_PER_DAY
-    straight = float(spent) / metered * (metered + left)
     amount = exact_sum(one.amount for one in _amounts(spend, book) if team in (None, one.team))
-    return Outlook(str(month), spent, amount, over, metered, left, straight, run_rate(whole, float(spent), left))
+    straight = float(amount) / metered * (metered + left)
+    return Outlook(str(month), spent, amount, over, metered, left, straight, run_rate(whole, float(amount), left))
 
 
 def budgets(

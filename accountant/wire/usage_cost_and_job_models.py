@@ -202,8 +202,8 @@ class BudgetState(Model):
     spent_amount: what pages show for `spent` of a budget in money: rounded together with the month's other amounts.
     spent and ratio: None if unknown, because some of the time has no price or nothing of the month is metered.
     threshold: the highest threshold reached; None: none.
-    forecast: for the whole month at the rate of its days so far, with the bounds of the middle 80 %; None after too few
-        days.
+    forecast: for the whole month, which is what pages show as spent and the rate of its days so far for the rest of it,
+        with the bounds of the middle 80 %; None after too few days.
 
     exhausted_ms: when the budget was used up, or will be at that rate; None if not in this month.
     exhausted_earliest_ms, exhausted_latest_ms: the bounds of the middle 80 %, None beyond the month; both equal
