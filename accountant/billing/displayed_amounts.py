@@ -9,6 +9,9 @@ days, the values of a filter. Therefore
   every table, which is the sum of its statement lines;
 - what a filter takes has the amount that its group has in a table by that dimension alone, if it has no other filter.
 
+A job is the exception: jobs are compared on many pages, by themselves. Wherever one is named, what it has is rounded by
+itself (`by_itself`), and so a list of jobs may miss its total by some minor units.
+
 A span with parts of several calendar months has the sums of the amounts of these parts.
 
 APIs and files for programs have exact costs and are not rounded here."""
@@ -24,7 +27,16 @@ from accountant.billing.charge import LINE_ACCOUNTS, Account, Charge, PricedTime
 from accountant.ledger.usage import Int64Array
 from gputally.base import called_off
 from gputally.base.apportionment import apportion
-from gputally.base.money import HOUR_PLACES, Money, exact_sum, minor_places, payable, plain
+from gputally.base.money import (
+    HOUR_PLACES,
+    Money,
+    apportion_gpu_hours,
+    exact_product,
+    exact_sum,
+    minor_places,
+    payable,
+    plain,
+)
 from gputally.base.units import US_PER_HOUR
 
 K = TypeVar("K", bound=Hashable)
@@ -152,6 +164,18 @@ def divided(costs: Mapping[K, Decimal], currency: str, total: Decimal) -> Iterat
 
 def _money(costs: Mapping[K, Decimal], currency: str) -> dict[K, Money]:
     return {key: Money(cost, currency) for key, cost in costs.items()}
+
+
+def by_itself(times: Iterable[tuple[str, Decimal, int]], currency: str) -> Decimal:
+    """The amount of a job, or of a part of it, which depends on nothing else.
+
+    times: ids of price rows, their prices, and GPU-µs."""
+    of_rows: dict[str, dict[Decimal, int]] = defaultdict(lambda: defaultdict(int))
+    for row, price, gpu_us in times:
+        of_rows[row][price] += gpu_us
+    hours = apportion_gpu_hours(dict(sorted(of_rows.items())))
+    costs = (exact_product(price, quantity) for of_row in hours.values() for price, quantity in of_row.items())
+    return Money(exact_sum(costs), currency).rounded().amount
 
 
 Keyed: TypeAlias = Iterable[tuple[tuple[str, ...], Charge]]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final
 
 from accountant.billing.charge import LINE_ACCOUNTS, Charge
-from accountant.billing.displayed_amounts import Keyed, keyed, minor_parts
+from accountant.billing.displayed_amounts import Keyed, by_itself, keyed, minor_parts
 from accountant.billing.usage_pricing import charge_table, charges
 from accountant.core.periods import Month, zone
 from accountant.ledger.protocols import Moment
@@ -27,11 +27,14 @@ OF_KINDS: Final[frozenset[Dimension]] = frozenset({"team", "gpu_model", "capacit
 @dataclass(frozen=True, slots=True)
 class DisplayedCosts:
     """The charges of a span by group, and by key of a group its amount and the part of it for time that nobody held.
-    A group without an amount has none of its time priced."""
+    A group without an amount has none of its time priced.
+
+    of_jobs: the amounts to show instead for groups of a named job, which add up to no total."""
 
     charges: Sequence[Charge]
     amounts: Mapping[tuple[str, ...], Decimal]
     unheld: Mapping[tuple[str, ...], Decimal]
+    of_jobs: Mapping[tuple[str, ...], Decimal] = field(default_factory=dict)
 
     @property
     def known(self) -> dict[tuple[str, ...], Decimal | None]:
@@ -81,7 +84,17 @@ def displayed_costs(
         own,
         {key: Decimal(cents).scaleb(-places) for key, cents in amounts.items()},
         {key: Decimal(cents).scaleb(-places) for key, cents in unheld.items()},
+        _of_jobs(own, by.index("job"), book.currency) if "job" in by else {},
     )
+
+
+def _of_jobs(several: Sequence[Charge], place: int, currency: str) -> dict[tuple[str, ...], Decimal]:
+    """The amounts of the groups with a job at this place of their keys."""
+    times: dict[tuple[str, ...], list[tuple[str, Decimal, int]]] = defaultdict(list)
+    for charge in called_off.each(several):
+        if charge.key[place] and charge.billed and charge.row is not None:
+            times[charge.key].append((charge.row.id, charge.row.price, charge.gpu_us))
+    return {key: by_itself(of_job, currency) for key, of_job in called_off.each(times.items())}
 
 
 def _by_first(values: int, items: Keyed) -> dict[tuple[str, ...], list[tuple[tuple[str, ...], Charge]]]:

@@ -12,7 +12,7 @@ The ledger is queried by accountant.web.statement_detail_pages, not here."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Final, Literal
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from accountant.billing.charge import ALLOCATED, Account
 from accountant.billing.charge_table import Groups
-from accountant.billing.displayed_amounts import minor_units, nano_hours
+from accountant.billing.displayed_amounts import by_itself, minor_units, nano_hours
 from accountant.billing.statements import Statement, StatementLine, payable_lines
 from accountant.ledger.usage import Int64Array
 from accountant.wire.policy_models import IDLE
@@ -113,7 +113,8 @@ class Item:
 class BreakdownRow:
     """All items of one thing: a node, a user, a day, …, whoever pays for it.
 
-    key: of the first of these items. The amount of `part` is None only if the whole row is unpriced."""
+    key: of the first of these items. The amount of `part` is None only if the whole row is unpriced. That of a job is
+        rounded by itself, as everywhere, so that jobs may miss the whole by some minor units."""
 
     key: tuple[str, ...]
     part: ItemAmount
@@ -148,6 +149,7 @@ class Itemised:
     lines: the statement lines of the figure, in the order of the statement.
     whole: the sum of the lines.
     cuts: the lines divided by key.
+    currency: None without a price book.
     places: decimals of the currency.
     by: the breakdown, whose things `rows` and `count` are about."""
 
@@ -155,6 +157,7 @@ class Itemised:
     whole: ItemAmount
     keys: Sequence[tuple[str, ...]]
     cuts: tuple[_DividedLine, ...]
+    currency: str | None
     places: int
     by: Cut
 
@@ -190,7 +193,11 @@ class Itemised:
                 found[place[number]].append(item)
         rows = [_row(several[0].key, several) for several in found]
         more = len(order) - len(shown)
-        return rows, self._rest(rows, of_cuts, numbers[order[len(shown) :]]) if more else None, more
+        rest = self._rest(rows, of_cuts, numbers[order[len(shown) :]]) if more else None
+        if self.by == "job" and self.currency is not None:
+            rows = [_of_job(row, items, self.currency) for row, items in zip(rows, found, strict=True)]
+            rows.sort(key=lambda row: -(row.part.amount or 0))  # stable: equal amounts keep their order
+        return rows, rest, more
 
     @property
     def _things(self) -> Int64Array:
@@ -243,7 +250,9 @@ def itemise(stated: Statement, figure: LineFilter, groups: Groups, by: Cut) -> I
         whole = ItemAmount(line.gpu_us, line.gpu_hours, line.cost, amount if stated.currency is not None else None)
         lines.append((line, whole))
         cuts.append(_cut(line, whole, *groups.by_line.get(line.key, (_NONE, _NONE)), places))
-    return Itemised(tuple(lines), total(part for _, part in lines), groups.keys, tuple(cuts), places, by)
+    return Itemised(
+        tuple(lines), total(part for _, part in lines), groups.keys, tuple(cuts), stated.currency, places, by
+    )
 
 
 def total(parts: Iterable[ItemAmount]) -> ItemAmount:
@@ -286,6 +295,19 @@ def _cut(line: StatementLine, whole: ItemAmount, key: Int64Array, gpu_us: Int64A
 def _row(key: tuple[str, ...], items: Sequence[Item]) -> BreakdownRow:
     unpriced = sum(item.part.gpu_us for item in items if item.part.cost is None)
     return BreakdownRow(key, total(item.part for item in items), unpriced)
+
+
+def _of_job(row: BreakdownRow, items: Sequence[Item], currency: str) -> BreakdownRow:
+    """The row of a job with its own amount; others as they are."""
+    named = row.key != LATE and row.key[DIMENSIONS["job"].index("job")]
+    if not named or row.part.amount is None:
+        return row
+    times = [
+        (item.line.price_row, item.line.unit_price, item.part.gpu_us)
+        for item in items
+        if item.line.price_row is not None and item.line.unit_price is not None
+    ]
+    return replace(row, part=replace(row.part, amount=by_itself(times, currency)))
 
 
 def _negative(part: ItemAmount) -> ItemAmount:

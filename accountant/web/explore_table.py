@@ -146,7 +146,8 @@ class Table:
     names: the names of the columns of `figures`, as in `Usage`; int64, shape (rows, names).
     costs, unheld_costs: the cost of each row, and the part of time that nobody held; None if unknown, or nothing is
         billed. amounts, unheld_amounts: what pages show for them.
-    billed_us, unpriced_us: of each row."""
+    billed_us, unpriced_us: of each row.
+    of_jobs: the amounts to show for rows of a job; those of `amounts` add up to the total."""
 
     keys: Sequence[Key]
     names: tuple[str, ...]
@@ -157,6 +158,7 @@ class Table:
     unheld_costs: Sequence[Decimal | None]
     amounts: Sequence[Decimal | None]
     unheld_amounts: Sequence[Decimal | None]
+    of_jobs: Mapping[Key, Decimal]
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -165,13 +167,18 @@ class Table:
     def nbytes(self) -> int:
         """Approximate memory."""
         names = len(self.keys[0]) if self.keys else 0
-        return int(self.figures.nbytes) + len(self.keys) * (_ROW_BYTES + _NAME_BYTES * names)
+        rows = len(self.keys) * (_ROW_BYTES + _NAME_BYTES * names) + len(self.of_jobs) * _NAME_BYTES
+        return int(self.figures.nbytes) + rows
 
     def row(self, at: int) -> Row:
         key = self.keys[at]
         line = usage_line({}, dict(zip(self.names, self.figures[at].tolist(), strict=True)))
         return Row(key, line, self.costs[at], self.billed_us[at], self.unpriced_us[at], self.unheld_costs[at],
-                   self.amounts[at], self.unheld_amounts[at])  # fmt: skip
+                   self.amount(at), self.unheld_amounts[at])  # fmt: skip
+
+    def amount(self, at: int) -> Decimal | None:
+        """What a row shows for its cost."""
+        return None if self.amounts[at] is None else self.of_jobs.get(self.keys[at], self.amounts[at])
 
     def total(self, at: Int64Array, *, metered: bool) -> Row:
         """The sum of these rows. metered: whether anything of the span is metered; otherwise its cost is unknown."""
@@ -207,7 +214,7 @@ class Table:
             [self.keys[one] for one in at], self.names, self.figures[np.array(at, dtype=np.int64)],
             [self.costs[one] for one in at], [self.billed_us[one] for one in at], [self.unpriced_us[one] for one in at],
             [self.unheld_costs[one] for one in at], [self.amounts[one] for one in at],
-            [self.unheld_amounts[one] for one in at],
+            [self.unheld_amounts[one] for one in at], self.of_jobs,
         )  # fmt: skip
 
     def like(self, keys: Sequence[Key]) -> Table:
@@ -226,7 +233,7 @@ class Table:
             [0 if one is None else self.unpriced_us[one] for one in at],
             [Decimal(0) if one is None else self.unheld_costs[one] for one in at],
             [Decimal(0) if one is None else self.amounts[one] for one in at],
-            [Decimal(0) if one is None else self.unheld_amounts[one] for one in at],
+            [Decimal(0) if one is None else self.unheld_amounts[one] for one in at], self.of_jobs,
         )  # fmt: skip
 
 
@@ -314,7 +321,7 @@ def table_of(ledger: Moment, book: PriceBook | None, start_ms: int, end_ms: int,
         [None if line is None or line.cost is None else displayed.amounts.get(key, none)
          for key, line in zip(keys, found, strict=True)],
         [None if line is None or line.unheld_cost is None else displayed.unheld.get(key, none)
-         for key, line in zip(keys, found, strict=True)],
+         for key, line in zip(keys, found, strict=True)], displayed.of_jobs,
     )  # fmt: skip
 
 
@@ -538,6 +545,7 @@ def pivot(
     exact: costs instead of the amounts that pages show for them."""
     costs = table.costs if exact else table.amounts
     values: list[Figure] = list(costs) if measure == "cost" else list(_column(table.names, table.figures, measure))
+    cell_of = table.amount if measure == "cost" and not exact else values.__getitem__
     there = [one for one in at.tolist() if measure != "cost" or table.billed_us[one]]
     sums: dict[str, list[Figure]] = {}
     for one in called_off.each(there):
@@ -552,7 +560,7 @@ def pivot(
         key = table.keys[one]
         cells = rows.setdefault(key[:place] + key[place + 1 :], {})
         if measure != "cost" or table.billed_us[one]:
-            cells.setdefault(column.get(key[place], len(heads)), []).append(values[one])
+            cells.setdefault(column.get(key[place], len(heads)), []).append(cell_of(one))
     shown = []
     for key, cells in called_off.each(rows.items()):
         summed = {number: added(cell) for number, cell in cells.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from decimal import Decimal
 
@@ -11,15 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.billing.budget_forecast import states
-from accountant.billing.cost_allocation import statement
+from accountant.billing.charge import Charge, quantify_together, total_cost
+from accountant.billing.cost_allocation import billed_tables, statement
 from accountant.billing.displayed_costs import displayed_costs
+from accountant.billing.statement_breakdown import DIMENSIONS, LineFilter, itemise
+from accountant.billing.statements import build as build_statement
 from accountant.billing.statements import payable_lines
+from accountant.billing.usage_pricing import charges
 from accountant.core.periods import Month, zone
 from accountant.reports.report_builder import build
 from accountant.web import explore_table
 from accountant.web.explore_table import Question, pivot, table_of
 from accountant.wire.policy_models import IDLE, Policy
-from gputally.base.money import exact_sum
+from gputally.base.money import Money, exact_sum
 from tests.billing.usage_rows import HOUR_MS, OCT, at, held, price_book, unheld
 from tests.fakes.list_ledger import ListLedger, Row
 from tests.hypothesis_examples import examples
@@ -136,6 +140,31 @@ def test_a_filter_takes_the_amount_that_its_group_has_without_it(spans: list[Row
     for (user,), amount in amounts_of(ledger, "user").items():
         for by in ((), ("job",), ("team", "day")):
             assert exact_sum(amounts_of(ledger, *by, user=user).values()) == amount  # type: ignore[type-var]
+
+
+@settings(max_examples=examples(25, 400), deadline=None)
+@given(rows())
+def test_a_job_has_one_amount_on_its_page_in_lists_explore_and_statement_lines(spans: list[Row]) -> None:
+    ledger = ListLedger(spans)
+    by_job = DIMENSIONS["job"]
+    exact: dict[tuple[str, ...], list[Charge]] = defaultdict(list)
+    for charge in charges(ledger, BOOK, *SPAN, by_job):
+        if charge.key[by_job.index("job")]:
+            exact[charge.key].append(charge)
+    costs = {key: total_cost(quantify_together(of_job)) for key, of_job in exact.items()}
+    shown = {key: Money(cost, "USD").rounded().amount for key, cost in costs.items() if cost is not None}
+    table = table_of(ledger, BOOK, *SPAN, Question(by_job, {}, "UTC", "cost", "day"))
+    assert shown == {key: table.row(at).amount for at, key in enumerate(table.keys) if key in shown}
+    total = table.total(explore_table.np.arange(len(table)), metered=True).amount
+    (billed,) = billed_tables(ledger, BOOK, *SPAN, [by_job])
+    stated = build_statement(billed.by_line().charges, BOOK, (), *SPAN, "UTC")
+    assert total == stated.payable_total
+    for team in TEAMS:
+        lines = itemise(stated, LineFilter(team), billed.by_line().groups, "job").rows()
+        assert {row.key: row.part.amount for row in lines} == {key: shown[key] for key in shown if key[0] == team}
+        for row in build(ledger, BOOK, *SPAN, team=team).jobs_by_cost:
+            cost = Money(row.figures.cost, "USD").rounded().amount
+            assert cost == shown[row.team, row.namespace, row.job, row.cluster]
 
 
 SEVERAL_MONTHS = (at("2026-10-01"), at("2026-11-01"), at("2026-12-01"), at("2026-12-20"))

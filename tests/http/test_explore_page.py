@@ -245,7 +245,7 @@ def test_sums_are_exact_beyond_64_bits_and_what_is_kept_is_counted(energies: lis
     figures[:, names.index("energy_uj")] = energies
     keys, zeros = [(f"pod-{number}",) for number in range(len(energies))], [0] * len(energies)
     none = [None] * len(energies)
-    rows = Table(keys, names, figures, none, zeros, zeros, none, none, none)
+    rows = Table(keys, names, figures, none, zeros, zeros, none, none, none, {})
     found = Explored(0, 0, 1, rows, 1.0, None, None, None, Series(None, (), (), 0, "day", ()))
     chosen = selected(found, "", Order("energy", descending=True), ("pod",), str)
     assert chosen.total.line.energy_uj == sum(energies)
