@@ -380,6 +380,10 @@ class JobsParams(WhereParams):
         default=False,
         description="Only running jobs whose GPUs did nothing in the span, such as the last 30 minutes (start=30m).",
     )
+    stopped: bool = Field(
+        default=False,
+        description="Only jobs of which a scheduler, or something else that evicts, stopped pods in the span.",
+    )
     search: str = Field(
         default="", max_length=253, description="Only jobs with this text in CLUSTER/NAMESPACE/KIND/NAME, in any case."
     )
@@ -423,7 +427,7 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
     span = params.span(now, deps.settings.timezone, limits, newest)
     zone = span.timezone
     where = {**params.where, **team_filter(principal, params.where_team)}
-    choice = asking.JobChoice(params.search, params.kind, JOB_ORDERS.read(params.sort), params.idle)
+    choice = asking.JobChoice(params.search, params.kind, JOB_ORDERS.read(params.sort), params.idle, params.stopped)
     question = ["jobs", params.start, params.end, zone, params.state, choice, sorted(where.items()), params.compare]
     page = open_page(question, span, now, params.page, limits)
     note = params.note(page.start_ms, page.at_ms, zone, newest, deps.silence_note()) or age_note(newest, page.at_ms)

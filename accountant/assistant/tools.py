@@ -140,6 +140,9 @@ def jobs(
     idle: Annotated[
         bool, Field(description="Only running jobs whose GPUs did nothing in the span; default: 30m.")
     ] = False,
+    stopped: Annotated[
+        bool, Field(description="Only jobs of which a scheduler, or something else that evicts, stopped pods.")
+    ] = False,
     search: Annotated[str, Field(max_length=253, description="Only jobs with this text in their path.")] = "",
     sort: JobSort = "cost",
     limit: Limit = 20,
@@ -149,7 +152,7 @@ def jobs(
     start = "30m" if idle and start is None else start
     query = {
         "start": start, "end": end, "state": state, "kind": kind, "where.team": team,
-        "idle": "true" if idle else None, "search": search or None,
+        "idle": "true" if idle else None, "stopped": "true" if stopped else None, "search": search or None,
         "sort": sort, "limit": str(limit), "page": page,
     }  # fmt: skip
     found = accountant.ask(JobsAnswer, "/v1/jobs", query)

@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
+from functools import cached_property
 from itertools import product
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -62,10 +63,12 @@ from accountant.wire.usage_cost_and_job_models import (
     JobUse,
     label_dimension,
 )
+from agent.wire import PodFacts
 from gputally.base import called_off
 from gputally.base.apportionment import apportion
 from gputally.base.gpu_resources import requested_devices
 from gputally.base.money import exact_product, exact_sum, gpu_hours
+from gputally.base.pod_stop import DELETED, FAILED
 from gputally.base.units import MS_PER_HOUR, US_PER_MS
 
 
@@ -361,6 +364,14 @@ class JobList:
         now_us = sum(time.gpu_us for time in self._burning.times(one.key)) if since < until else 0
         return now_us > 0 and one.allocated_us >= _MOST_OF * now_us * (until - self._span[0]) / (until - since)
 
+    @cached_property
+    def stopped(self) -> frozenset[JobKey]:
+        """The jobs of which a scheduler, or something else that evicts, stopped a pod in the span. It reads the facts
+        of every pod, while the ledger's moment lasts."""
+        pods = self._ledger.pods(*self._span, ordered=False)
+        counted = filter(self._counts, pods) if self._where else pods
+        return frozenset(pod.key for pod in counted if _was_stopped(pod.facts, self._span))
+
     def _unseen_jobs(self, pods: Mapping[JobKey, JobPods]) -> set[JobKey]:
         """The jobs of which nobody knows whether they still run: what they hold, or held last, is on silent nodes."""
         status = self._ledger.status()
@@ -517,12 +528,14 @@ class JobChoice(NamedTuple):
     search: a text in CLUSTER/NAMESPACE/KIND/NAME, in any case; "" for all.
     kind: None for all.
     idle: only those that `JobList.is_idle` names.
+    stopped: only those of `JobList.stopped`.
     order: by a column of `JOB_ORDERS`; what is unknown is last."""
 
     search: str = ""
     kind: JobKind | None = None
     order: Order = Order("cost", descending=True)
     idle: bool = False
+    stopped: bool = False
 
 
 def chosen(jobs: JobList, choice: JobChoice, state: JobState | None = None) -> list[JobFigures]:
@@ -534,6 +547,7 @@ def chosen(jobs: JobList, choice: JobChoice, state: JobState | None = None) -> l
         if state in (None, one.state)
         and (choice.kind is None or kind_of(one.key.job) == choice.kind)
         and (not choice.idle or jobs.is_idle(one))
+        and (not choice.stopped or one.key in jobs.stopped)
         and (not text or text in f"{one.key.cluster}/{one.key.namespace}/{one.key.job}".casefold())
     ]
     column, descending = choice.order
@@ -708,6 +722,16 @@ def lifetime_costs(
 def only_job(key: JobKey) -> Where:
     """The filter for this job."""
     return {"cluster": {key.cluster}, "namespace": {key.namespace}, "job": {key.job}}
+
+
+def _was_stopped(facts: PodFacts, span: Span) -> bool:
+    """Whether the status of a pod says that something else than its job stopped it, in the span or at an unknown time.
+    Who deleted a pod is unknown."""
+    stop = facts.stop
+    if stop is None or stop.how in (DELETED, FAILED):
+        return False
+    at_ms = facts.ended_ms if stop.at_ms is None else stop.at_ms
+    return at_ms is None or span[0] <= at_ms < span[1]
 
 
 def _only(where: Where | None) -> Collection[JobKey] | None:

@@ -137,6 +137,10 @@ def jobs(
         bool,
         Option("--idle", help="Only running jobs whose GPUs did nothing in the span (default: the last 30 minutes)."),
     ] = False,
+    stopped: Annotated[
+        bool,
+        Option("--stopped", help="Only jobs of which a scheduler, or something else that evicts, stopped pods."),
+    ] = False,
     search: Annotated[str, Option(help="Only jobs with this text in CLUSTER/NAMESPACE/KIND/NAME.")] = "",
     sort: Annotated[str, Option(help=f"{ORDER_HELP} Columns: {', '.join(JOB_ORDERS.columns)}.")] = "cost",
     columns: Annotated[
@@ -168,7 +172,8 @@ def jobs(
             show(output, lambda: print_job(job_answer, zone), job_answer.model_dump(mode="json"), epochs)
             return
         query: Query = {**span, "state": state, "kind": kind, "search": search or None, "sort": order, **filters(where)}
-        query = {**query, "idle": "true" if idle else None, "compare": "true" if compare else None}
+        flags = {"idle": idle, "stopped": stopped, "compare": compare}
+        query = {**query, **{name: "true" if flag else None for name, flag in flags.items()}}
         if output == "parquet":
             write_binary(remote.get("/jobs.parquet", {**query, "columns": ",".join(shown) or None}))
             return

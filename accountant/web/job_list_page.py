@@ -54,17 +54,19 @@ class JobListParams(OrderedListParams):
     state: JobState | None = None
     kind: JobKind | None = None
     idle: bool = False
+    stopped: bool = False
     sort: JobSort = "cost"
 
     @property
     def choice(self) -> JobChoice:
-        return JobChoice(self.search, self.kind, self.order, self.idle)
+        return JobChoice(self.search, self.kind, self.order, self.idle, self.stopped)
 
     @property
     def own(self) -> dict[str, str | None]:
         """The parameters that other lists do not have; None for those that say nothing."""
         return {
-            "state": self.state, "kind": self.kind, "idle": "true" if self.idle else None, "sort": self.own_order,
+            "state": self.state, "kind": self.kind, "idle": "true" if self.idle else None,
+            "stopped": "true" if self.stopped else None, "sort": self.own_order,
         }  # fmt: skip
 
 

@@ -566,6 +566,35 @@ def test_attempts_that_are_not_all_read_say_so(
     assert ("not known" in page.text) == (most < 5)
 
 
+@pytest.mark.parametrize(
+    ("stops", "found"),
+    [
+        ((TAKEN,), ["train"]),
+        ((OBEYED, at_minute(19, "evicted", "kubelet", "Evicted")), ["train"]),
+        ((PodStop("preempted", "kai-scheduler", "AtSomeTime"),), ["train"]),
+        ((at_minute(19, "of a newer release", "x", "Moved"),), ["train"]),
+        ((OBEYED,), []),
+        ((at_minute(20, "failed", "", "OOMKilled"),), []),
+        ((at_minute(-90, "preempted", "kai-scheduler", "CalledOff"),), []),
+        ((None,), []),
+    ],
+)
+def test_the_list_of_jobs_finds_those_that_a_scheduler_or_an_eviction_stopped(
+    ledger_of: Any, stops: tuple[PodStop | None, ...], found: list[str]
+) -> None:
+    service = with_stops(ledger_of, *stops)
+    client = client_of(service, headers=bearer("all"))
+    span = {"start": BEGIN, "end": NOW_MS, "stopped": "true"}
+    for more in ({}, {"where.team": "vision"}, {"state": "running"}):
+        jobs = client.get("/v1/jobs", params=span | more).json()["jobs"]
+        assert [job["job"].partition("/")[2] for job in jobs] == found, more
+    assert not client.get("/v1/jobs", params=span | {"where.team": "nlp"}).json()["jobs"]
+    page = client.get("/jobs", params=span, headers=BROWSER)
+    assert [name for name in ("train",) if f"~{name}" in page.text] == found
+    link = client.get("/decisions?kind=preemption", headers=BROWSER).text
+    assert "/jobs?start=31d&amp;stopped=true" in link
+
+
 @pytest.fixture
 def notebooks(tmp_path: Path, clock: VirtualClock) -> Iterator[Service]:
     """A notebook that is idle for an hour, one that is busy for two hours, and a service that is idle for half an
