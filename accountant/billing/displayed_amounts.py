@@ -19,7 +19,7 @@ APIs and files for programs have exact costs and are not rounded here."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
@@ -160,6 +160,31 @@ def divided(costs: Mapping[K, Decimal], currency: str, total: Decimal) -> Iterat
     """An amount divided among parts with these exact costs."""
     for key, money in payable(_money(costs, currency), currency, Money(total, currency)).items():
         yield key, money.amount
+
+
+def both_ways(rows: Iterable[Sequence[Decimal]], totals: Sequence[Decimal], currency: str) -> list[list[Decimal]]:
+    """Rounds the parts of rows to amounts that add up in both directions: the columns to `totals`, and each row to its
+    own sum, within one minor unit where that has fractions of it. A part that is 0 stays 0 wherever the rest allows it.
+
+    totals: the sums of the columns, rounded up or down to the minor unit."""
+    exact = [list(row) for row in rows]
+    # What rounding has left to each column so far; less than one minor unit.
+    owed = [exact_sum([total, *(-row[at] for row in exact)]) for at, total in enumerate(totals)]
+    found = []
+    for row in exact:
+        due = {at: exact_sum([part, owed[at]]) for at, part in enumerate(row)}
+        whole = payable({"": Money(exact_sum(due.values()), currency)}, currency)[""]
+        try:
+            rounded = payable(_money({at: due[at] for at, part in enumerate(row) if part}, currency), currency, whole)
+        except ValueError:
+            rounded = payable(_money(due, currency), currency, whole)
+        amounts = [rounded[at].amount if at in rounded else Decimal(0) for at in due]
+        owed = [
+            exact_sum([one, -amount]) if at in rounded else owed[at]
+            for (at, one), amount in zip(due.items(), amounts, strict=True)
+        ]
+        found.append(amounts)
+    return found
 
 
 def _money(costs: Mapping[K, Decimal], currency: str) -> dict[K, Money]:

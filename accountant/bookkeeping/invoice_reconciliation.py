@@ -71,7 +71,9 @@ class ReconciledLine(Model):
 
     items: the invoice's items for this pool.
     rate: the rate at which the bills equal the invoice, None if nothing of the pool was used or the invoice is not
-    above 0."""
+        above 0. It is above `billed_rate` where the provider also charges time that nobody is billed.
+    billed_rate: the mean rate of the bills; None if nothing of the pool was used, or some of it has no price.
+    down_gpu_us, unmetered_gpu_us: time of the pool's GPUs that nobody is billed."""
 
     items: tuple[str, ...]
     gpu_model: str
@@ -84,6 +86,9 @@ class ReconciledLine(Model):
     unmatched: Decimal
     gpu_us: int
     rate: Decimal | None
+    billed_rate: Decimal | None = None
+    down_gpu_us: int = 0
+    unmetered_gpu_us: int = 0
 
 
 class Reconciliation(Model):
@@ -160,7 +165,8 @@ def reconcile(month: str, invoice: Invoice, charges: Sequence[Charge], currency:
         )
     billed = [charge for charge in charges if charge.billed]
     pools, rest = _pools(invoice.lines, billed)
-    lines = tuple(_line(pool) for pool in pools)
+    unbilled, _ = _pools(invoice.lines, [charge for charge in charges if not charge.billed])
+    lines = tuple(_line(pool, of_nobody.charges) for pool, of_nobody in zip(pools, unbilled, strict=True))
     return Reconciliation(
         month=month,
         currency=currency,
@@ -274,7 +280,7 @@ def _matches(kind: _Kind, charge: Charge) -> bool:
     )
 
 
-def _line(pool: _Pool) -> ReconciledLine:
+def _line(pool: _Pool, unbilled: Sequence[Charge] = ()) -> ReconciledLine:
     invoice = exact_sum(line.amount for line in pool.lines)
     unused = _cost([charge for charge in pool.charges if charge.account == "unused_commitment"])
     capacity = [charge for charge in pool.charges if charge.account != "unused_commitment"]
@@ -293,10 +299,17 @@ def _line(pool: _Pool) -> ReconciledLine:
         unused_commitments=unused,
         unmatched=exact_sum([invoice, -teams, -idle, -unused]),
         gpu_us=sum(charge.gpu_us for charge in pool.charges),
-        rate=Decimal(round(Fraction(invoice) / hours * 10**MAX_DECIMALS)).scaleb(-MAX_DECIMALS)
-        if hours and invoice > 0
+        rate=_rate(invoice, hours) if hours and invoice > 0 else None,
+        billed_rate=_rate(exact_sum([teams, idle, unused]), hours)
+        if hours and not any(charge.unpriced for charge in pool.charges)
         else None,
+        down_gpu_us=sum(charge.gpu_us for charge in unbilled if charge.account == "down"),
+        unmetered_gpu_us=sum(charge.gpu_us for charge in unbilled if charge.account == "unmetered"),
     )
+
+
+def _rate(amount: Decimal, hours: Fraction) -> Decimal:
+    return Decimal(round(Fraction(amount) / hours * 10**MAX_DECIMALS)).scaleb(-MAX_DECIMALS)
 
 
 def _cost(charges: Iterable[Charge]) -> Decimal:

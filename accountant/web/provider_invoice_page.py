@@ -23,6 +23,7 @@ from accountant.api.bookkeeping_routes import month_unknown
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import Params, invalid
+from accountant.billing.displayed_amounts import both_ways
 from accountant.bookkeeping.invoice_reconciliation import (
     Invoice,
     InvoiceLine,
@@ -35,7 +36,7 @@ from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.exports.protocol import CSV, file_name
 from accountant.web import month_and_decision_pages
-from gputally.base.money import exact_sum, gpu_hours, half_unit, plain
+from gputally.base.money import Money, exact_sum, gpu_hours, half_unit, payable, plain
 from gputally.base.untrusted_text import for_cell
 from gputally.server.config_loading import fault_text
 from gputally.server.request_handling import tagged
@@ -62,9 +63,9 @@ class InvoiceParams(Params):
     def matching(self, reconciliation: Reconciliation) -> list[ReconciledLine]:
         """The lines of the invoice that the page shows."""
         cent = half_unit(reconciliation.currency)
-        return [line for line in reconciliation.lines if self._matches(line, cent)]
+        return [line for line in reconciliation.lines if self.takes(line, cent)]
 
-    def _matches(self, line: ReconciledLine, cent: Decimal) -> bool:
+    def takes(self, line: ReconciledLine, cent: Decimal) -> bool:
         ours, apart = bool(line.gpu_model), abs(line.unmatched) >= cent
         fits = {"all": True, "apart": ours and apart, "together": ours and not apart, "foreign": not ours}[self.show]
         return fits and self.model in (None, line.gpu_model)
@@ -185,18 +186,36 @@ def _page(
 
     compared: whether `found` is of an invoice that is not stored."""
     following, now_ms = month.next, deps.clock.wall_ms()
-    lines = params.matching(found) if found else []
+    totals, every = _shown(found) if found else ({}, [])
+    cent = half_unit(found.currency) if found else Decimal(0)
+    rows = [(line, amounts) for line, amounts in every if params.takes(line, cent)]
     principal = request.state.caller
     return month_and_decision_pages.page(
-        request, "/invoice", "invoice.html", deps, month=month, kept=kept, found=found, lines=lines, params=params,
-        sums={part: exact_sum(getattr(line, part) for line in lines) for part in PARTS}, shows=SHOWS,
+        request, "/invoice", "invoice.html", deps, month=month, kept=kept, found=found, rows=rows, params=params,
+        totals=totals, sums={part: exact_sum(amounts[part] for _, amounts in rows) for part in PARTS}, shows=SHOWS,
+        also_charged=any(line.down_gpu_us or line.unmetered_gpu_us for line, _ in rows),
         models=sorted({line.gpu_model for line in found.lines if line.gpu_model}) if found else [],
         following=following if following.span(periods.zone(deps.settings.timezone))[0] < now_ms else None, parts=PARTS,
-        cent=half_unit(found.currency) if found else None, compared=compared, may=principal.may("admin"),
+        cent=cent, compared=compared, may=principal.may("admin"),
         forms=month_and_decision_pages.takes_forms(request, deps),
         source=sent.source if sent else "", text=invoice_text(sent) if sent else "", columns=COLUMNS,
         priced=deps.book() is not None, unknown=month_unknown(deps, month),
     )  # fmt: skip
+
+
+def _shown(found: Reconciliation) -> tuple[dict[str, Decimal], list[tuple[ReconciledLine, dict[str, Decimal]]]]:
+    """The amounts that the page shows of the whole and of each line, by part: rows and columns add up."""
+    parts = PARTS[1:]
+    whole = payable({part: Money(getattr(found, part), found.currency) for part in parts}, found.currency)
+    totals = {part: money.amount for part, money in whole.items()}
+    rows = both_ways(
+        ([getattr(line, part) for part in parts] for line in found.lines), list(totals.values()), found.currency
+    )
+    lines = [
+        (line, {"invoice": exact_sum(row), **dict(zip(parts, row, strict=True))})
+        for line, row in zip(found.lines, rows, strict=True)
+    ]
+    return {"invoice": exact_sum(totals.values()), **totals}, lines
 
 
 @router.get("/invoice/{month}/lines.csv")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from accountant.billing.budget_forecast import states
 from accountant.billing.charge import Charge, quantify_together, total_cost
 from accountant.billing.cost_allocation import billed_tables, statement
+from accountant.billing.displayed_amounts import both_ways
 from accountant.billing.displayed_costs import displayed_costs
 from accountant.billing.statement_breakdown import DIMENSIONS, LineFilter, itemise
 from accountant.billing.statements import build as build_statement
@@ -23,7 +24,7 @@ from accountant.reports.report_builder import build
 from accountant.web import explore_table
 from accountant.web.explore_table import Question, pivot, table_of
 from accountant.wire.policy_models import IDLE, Policy
-from gputally.base.money import Money, exact_sum
+from gputally.base.money import Money, exact_sum, payable
 from tests.billing.usage_rows import HOUR_MS, OCT, at, held, price_book, unheld
 from tests.fakes.list_ledger import ListLedger, Row
 from tests.hypothesis_examples import examples
@@ -255,3 +256,24 @@ def test_without_a_price_book_there_are_no_amounts(by: tuple[str, ...]) -> None:
     found = displayed_costs(ListLedger([held(*span)]), None, *span, by)  # type: ignore[arg-type]
     assert not found.amounts
     assert not any(found.known.values())
+
+
+PARTS = st.lists(
+    st.tuples(*(st.decimals(-1_000, 1_000, places=5) | st.just(Decimal(0)) for _ in range(4))), min_size=1, max_size=12
+)
+
+
+@given(PARTS)
+@settings(max_examples=examples(200, 2_000))
+def test_a_table_is_rounded_so_that_its_rows_and_its_columns_add_up(rows: list[tuple[Decimal, ...]]) -> None:
+    """Every row is of whole cents, as the lines of an invoice are."""
+    table = [[*row[:3], exact_sum([exact_sum(row).quantize(Decimal("0.01")), *(-part for part in row[:3])])]
+             for row in rows]  # fmt: skip
+    sums = {at: Money(exact_sum(column), "USD") for at, column in enumerate(zip(*table, strict=True))}
+    totals = [money.amount for money in payable(sums, "USD").values()]
+    shown = both_ways(table, totals, "USD")
+    assert [exact_sum(column) for column in zip(*shown, strict=True)] == totals
+    assert [exact_sum(row) for row in shown] == [exact_sum(row) for row in table]
+    for row, amounts in zip(table, shown, strict=True):
+        assert all(abs(part - amount) < Decimal("0.02") for part, amount in zip(row, amounts, strict=True))
+        assert all(amount.as_tuple().exponent == -2 or not amount for amount in amounts)

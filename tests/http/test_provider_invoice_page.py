@@ -12,7 +12,7 @@ import pytest
 
 from accountant.bookkeeping.invoice_reconciliation import Invoice
 from accountant.composition import Service
-from accountant.ledger.protocols import Retirement
+from accountant.ledger.protocols import Down, Facts, NodeFacts, Retirement
 from accountant.web.provider_invoice_page import invoice_text, parse_invoice
 from gputally.base.clock import VirtualClock
 from tests.http.conftest import (
@@ -166,6 +166,43 @@ def test_a_kept_invoice_is_what_the_page_shows_and_is_in_the_form_again(unkept):
     assert "november.csv" in " ".join(page.texts)
     (act,) = [act for act in unkept.get("/v1/audit").json()["acts"] if act["kind"] == "invoiced"]
     assert act["reason"] == "agreed"
+
+
+def test_a_rate_above_that_of_the_bills_has_the_time_that_nobody_is_billed_beside_it(tmp_path):
+    """An H100 at 2.40 is held for an hour and down for half an hour; the provider charges both."""
+    clock, half_hour = VirtualClock(NOW_MS), 30 * MINUTE_MS
+    with Service(settings_in(tmp_path, prices=price_book_text(H100="2.40")), clock) as service:
+        client = client_of(service, headers=PAGE)
+        assert client.post("/v1/usage", content=encoded(pod_minutes(rows=60))).status_code == 200
+        down = Down(NOW_MS, NOW_MS + half_hour, "kernel panic")
+        service.ledger.observe(Facts(nodes=(NodeFacts("prod", "node-1", down=(down,)),)), NOW_MS)
+        clock.advance(35 * 24 * 60 * MINUTE_MS)
+        service.ledger.retire(Retirement(node="node-1"), NOW_MS + half_hour, clock.wall_ms(), "ada", "sold")
+        body = {"source": "x", "lines": [{"item": "p5", "gpu_model": "H100", "amount": "3.60", "currency": "EUR"}]}
+        found = client.post("/v1/reconciliation/2026-11?keep=true", json=body).json()
+        (line,) = found["before"]["lines"]
+        page = client.get("/invoice/2026-11")
+    assert (Decimal(line["rate"]), Decimal(line["billed_rate"])) == (Decimal("3.60"), Decimal("2.40"))
+    assert (line["down_gpu_us"], line["unmetered_gpu_us"]) == (half_hour * 1000, 0)
+    texts = " ".join(read(page.text).texts)
+    assert re.search(r"3\.6000\s+bills 2\.4000", texts)
+    assert "0.5 down" in texts
+
+
+def test_the_columns_of_the_page_add_up_to_their_totals(unkept):
+    """Two kinds of lines whose parts no cent divides."""
+    lines = "item,gpu_model,amount\nhalf,H100,1.2049\nmore,,0.0049\nmost,,0.0049\n"
+    text = sent(unkept, "compare", lines).text
+    body = text[text.index("Lines of the invoice against the books") :]
+    rows = [
+        [Decimal(re.sub(r"<[^>]*>", "", cell).replace("−", "-"))
+         for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)[1:6]]
+        for row in re.findall(r"<tr>(.*?)</tr>", body[body.index("<tbody>") : body.index("</tfoot>")], re.DOTALL)
+    ]  # fmt: skip
+    *parts, total = rows
+    assert len(parts) == 3
+    assert [sum(column) for column in zip(*parts, strict=True)] == total
+    assert all(row[0] == sum(row[1:]) for row in rows)
 
 
 def test_by_the_invoices_rates_the_bills_equal_the_invoice(unkept):
