@@ -11,6 +11,7 @@ from rich.table import Column, Table
 
 from accountant.cli.terminal_tables import changed, compared_with, instant
 from accountant.core.periods import utc
+from accountant.reports.figure_formatting import no_gpu_errors
 from accountant.wire.option_types import NodeOrder
 from accountant.wire.usage_cost_and_job_models import Accounts, NodeLine, NodesAnswer
 from gputally.base.money import gpu_hours, plain
@@ -53,7 +54,9 @@ def _text(heading: str, field: str, of: Callable[[NodeLine], str]) -> NodeTableC
 def _errors(node: NodeLine, zone: ZoneInfo) -> str:
     """The newest error of a node's GPUs, and what they need."""
     if not node.gpu_errors:
-        return "unknown" if node.gpu_errors is None or node.gpu_errors_unread else "none"
+        if node.gpu_errors is None:
+            return "unknown"
+        return no_gpu_errors([node.gpu_errors_unread]) if node.gpu_errors_unread else "none"
     newest = node.gpu_errors[0]
     last = "" if newest.last_ms is None else f", {instant(newest.last_ms, zone)}"
     needs = "".join(f"; {need.action.replace('_', ' ')}" for need in node.gpu_needs[:1])

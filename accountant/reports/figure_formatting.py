@@ -4,10 +4,10 @@ Rounding here is for display only; files for programs (CSV, canonical JSON) do n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from zoneinfo import ZoneInfo
 
 from accountant.billing.charge import Account, Detail
@@ -275,3 +275,19 @@ def age_note(newest_ms: int, now_ms: int) -> str:
     if not is_old(newest_ms, now_ms):
         return ""
     return f"the newest record is {duration(now_ms - newest_ms)} old ({utc(newest_ms)})"
+
+
+_GPU_ERRORS: Final = {"xid": "XID", "ecc uncorrected": "uncorrected memory error", "slowdowns": "slowdown"}
+"""The kinds of errors of which an agent may not know, in words."""
+
+
+def no_gpu_errors(unread: Iterable[Iterable[str]]) -> str:
+    """What is known of GPUs that report no error. unread: `KIND: REASON` of the kinds that are not read, of each.
+
+    Example: `no XID, no uncorrected memory error; not known: slowdown`."""
+    kinds = {one.partition(":")[0] for of_gpu in unread for one in of_gpu}
+    read = [f"no {name}" for kind, name in _GPU_ERRORS.items() if kind not in kinds]
+    if not read:
+        return "unknown"
+    missing = [_GPU_ERRORS.get(kind, kind) for kind in sorted(kinds)]
+    return ", ".join(read) + (f"; not known: {', '.join(missing)}" if missing else "")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Annotated, Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
@@ -50,6 +50,7 @@ from accountant.web.list_bar import Choice, GroupedBar, GroupedListParams, check
 from accountant.web.list_files import FileCell, FileFormat, FileKind, ListRecords, list_file
 from accountant.web.page_rows import Page, paged
 from accountant.wire.option_types import Order
+from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base import called_off
 from gputally.base.money import Money, exact_sum, gpu_hours, payable
@@ -140,6 +141,7 @@ def explore_page(request: Request, params: Params, deps: AppDeps, principal: Rea
     rows: Page[Any] = paged(
         view.rows.at.tolist() if crossed is None else crossed.rows, params.page, ROWS_A_PAGE, bar.page_url
     )
+    keys = [found.table.keys[at] for at in rows.rows] if crossed is None else [key for key, _, _ in rows.rows]
     columns = {name: FIGURES[name] for name in COLUMNS if name in bar.shown}
     zone = periods.zone(bar.span.timezone)
     first_ms = deps.ledger.status().extent[0]
@@ -151,7 +153,7 @@ def explore_page(request: Request, params: Params, deps: AppDeps, principal: Rea
         rows=[(found.table.row(at), found.then(at))
               for at in rows.rows] if crossed is None else (),
         named=_named, text=lambda column, row: figure_text(column, row, currency), changed=_changed, link=_link,
-        group_link=group_link,
+        group_link=group_link, idle_team=IDLE, links_of_jobs=_links_of_jobs(view, keys, deps),
         begins_ms=first_ms if first_ms > from_ms else None,
         first_month=str(Month.of(first_ms, zone)) if first_ms > Month.of(first_ms, zone).span(zone)[0] else "",
         measured=lambda value: _measured(view.asked.measure, value, currency), measure=FIGURES[view.asked.measure],
@@ -201,6 +203,8 @@ def _bar(path: str, params: ExploreParams, deps: Deps, principal: Principal) -> 
     }
     shown = params.columns or DEFAULT_COLUMNS
     figure = "cost" if params.measure == "cost" else "allocated"
+    if figure not in shown and own["across"] is None:  # never by a figure that is not there
+        figure = next((name for name in COLUMNS if name in shown), figure)
     usual = Order(by[0]) if set(by[:1]) & OF_TIME else Order(figure, descending=True)
     # A table side by side has no column but its measure: an order by another one is left.
     if own["across"] is not None and params.sort.partition(":")[0] in set(COLUMNS) - {params.measure}:
@@ -273,6 +277,29 @@ def _link(by: Sequence[Dimension], key: Sequence[str]) -> str | None:
     if names.get("node") and names.get("cluster"):
         return f"/node/{quote(names['cluster'], safe='')}/{quote(names['node'], safe='')}"
     return None
+
+
+def _links_of_jobs(view: View, keys: Sequence[Sequence[str]], deps: Deps) -> Mapping[str, str]:
+    """The pages of the jobs of these rows, by the name of the job, if the rows do not say its cluster and namespace; of
+    a name that several jobs have, the list of jobs of that name."""
+    if "job" not in view.others or {"cluster", "namespace"} <= set(view.others):
+        return {}
+    place, found, asked = view.others.index("job"), view.found, view.asked
+    names = tuple(sorted({key[place] for key in keys if key[place]}))
+    if not names:
+        return {}
+    span = (found.start_ms, found.end_ms)
+    by: tuple[Dimension, ...] = ("cluster", "namespace", "job")
+    with deps.ledger.moment(*span) as moment:
+        several = list(moment.usage(span, by, {**asked.where, "job": names}, asked.timezone).row_keys())
+    jobs: dict[str, list[JobKey]] = {}
+    for key in several:
+        jobs.setdefault(key[2], []).append(JobKey(*key))
+    listed = "/jobs?" + urlencode({"start": periods.utc(span[0]), "end": periods.utc(span[1])}, safe=":")
+    return {
+        name: f"/job/{quote(of[0].id)}" if len(of) == 1 else f"{listed}&{urlencode({'where.job': name})}"
+        for name, of in jobs.items()
+    }
 
 
 def _unit(column: FigureColumn, currency: str | None) -> str:

@@ -112,6 +112,17 @@ def overview(request: Request, deps: AppDeps, principal: Reader) -> Response:
         lines=to_lines(so_far.month, None),
         quarter_us=(use.end_ms - use.start_ms) * 1000,
         idle_now="/jobs?" + urlencode(page_queries.IDLE_NOW, safe=",:"),
+        idle_jobs="/explore?"
+        + urlencode(
+            {
+                "start": periods.utc(use.start_ms),
+                "end": periods.utc(use.end_ms),
+                "by": "cluster,namespace,job",
+                "sort": "allocated_idle:desc",
+                "columns": "allocated_idle,allocated,utilisation",
+            },
+            safe=",:",
+        ),
     )
 
 

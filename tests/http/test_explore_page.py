@@ -22,7 +22,7 @@ from starlette.testclient import TestClient
 
 from accountant.composition import Service
 from accountant.ledger.usage import ACCOUNTS, HELD, MEASURES
-from accountant.web.explore_table import COLUMNS, Explored, Series, Table, selected
+from accountant.web.explore_table import COLUMNS, FIGURES, Explored, Series, Table, selected
 from accountant.wire.option_types import Order
 from accountant.wire.usage_cost_and_job_models import BUILT_IN as DIMENSIONS
 from gputally.base.clock import VirtualClock
@@ -390,6 +390,36 @@ def test_a_filter_is_added_by_the_form_and_removed_by_a_link(client: TestClient)
     without = "/explore?start=3d&by=pod&columns=busy,cost"
     assert without in links(page.text)
     assert len(shown(client.get(without).text)) > len(shown(page.text))
+
+
+@pytest.mark.parametrize("columns", ["cost", "busy,cost", "utilisation", "allocated,cost"])
+def test_without_an_order_rows_are_in_that_of_a_column_which_is_shown_and_marked(
+    client: TestClient, columns: str
+) -> None:
+    page = client.get(f"/explore?{SPAN}&by=pod&columns={columns}").text
+    (head,) = re.findall(r'<th[^>]* aria-sort="descending"><a [^>]*>([^<]*) ↓</a>', page)
+    first = next(name for name in COLUMNS if name in columns.split(","))
+    assert head == FIGURES[first].title
+    rows = table(client, f"/explore.csv?{SPAN}&by=pod&columns={columns}")
+    values = [row[next(name for name in row if name.startswith(first))] for row in rows if row["record"] == "line"]
+    known = [Decimal(value) for value in values if value]
+    assert known == sorted(known, reverse=True)
+
+
+def test_time_that_nobody_held_is_apart_in_the_row_without_a_name(client: TestClient) -> None:
+    page = client.get(f"/explore?{SPAN}&by=user&columns=cost").text
+    (row,) = [row for row in re.findall(r"<tr>.*?</tr>", page, re.DOTALL) if re.search(r"<th[^>]*>–</th>", row)]
+    assert re.search(r"<span[^>]*>not held<", row)
+    assert not re.search(r"<span[^>]*>not held<", client.get(f"/explore?{SPAN}&by=team&columns=cost").text)
+
+
+@pytest.mark.parametrize("by", ["job", "user,job", "cluster,job", "job,day"])
+def test_a_row_by_job_leads_to_the_page_of_the_job(client: TestClient, by: str) -> None:
+    page = client.get(f"/explore?{SPAN}&by={by}").text
+    links = {unescape(link) for link in re.findall(r'href="(/job/[^"]*)"', page)}
+    assert len(links) == 6
+    for link in links:
+        assert client.get(link).status_code == 200
 
 
 def test_an_order_by_a_grouping_that_is_gone_is_left(client: TestClient) -> None:

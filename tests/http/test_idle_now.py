@@ -18,7 +18,7 @@ from accountant.composition import Service
 from gputally.base.clock import VirtualClock
 from gputally.server.https_server import serve
 from tests.http.conftest import INVENTORY, MINUTE_MS, NOW_MS, client_of, settings_in
-from tests.http.page_parser import read
+from tests.http.page_parser import read, rows_after
 from tests.price_books import price_book_text
 from tests.usage_records import batch, deliver, interval, pod_facts, pod_holder
 
@@ -101,3 +101,14 @@ def test_the_page_its_file_and_the_command_have_the_same_jobs_with_what_they_cos
         assert main(["jobs", "--idle", "--output", "json", "--url", url]) == 0
     found = json.loads(capsys.readouterr().out)
     assert sorted(job["job"] for job in found["jobs"]) == ["Job/hardly", "Job/idle"]
+
+
+def test_home_leads_to_the_jobs_of_all_the_idle_time_that_it_shows(service: Service) -> None:
+    client = client_of(service)
+    page = read(client.get("/", headers=PAGE).text)
+    shown = float(rows_after(page, "GPUs by account", "Allocated, idle")[0])
+    (link,) = {value for tag, name, value in page.attributes
+               if (tag, name) == ("a", "href") and value.startswith("/explore?start=")}  # fmt: skip
+    rows = list(csv.DictReader(io.StringIO(client.get(link.replace("/explore", "/explore.csv", 1)).text)))
+    assert {row["job"] for row in rows} >= {"Job/idle", "Job/new"}
+    assert float(rows[-1]["allocated_idle_gpu_hours"]) * 4 == pytest.approx(shown, abs=0.05)

@@ -139,7 +139,7 @@ def test_what_all_stops_lost_is_unknown_if_it_is_unknown_of_one(service: Service
     unknown = asked(service, "all")
     assert (unknown["lost_gpu_us"], unknown["known_lost_gpu_us"]) == (None, 0)
     page = client_of(service).get(f"/job/{JOB}", headers=bearer("all") | BROWSER).text
-    assert "how much was lost is unknown" in page
+    assert "lost by stops is unknown" in page
     made = decision(
         id="cycle/0/0", at_ms=BEGIN + 19 * MINUTE_MS, kind="preemption", subject="Job/vision/train", mode="enforce",
         reason="team nlp is owed 1 GPU", inputs={"pods": ["vision/pod-a1"], "result": "stopped", "lost_gpu_hours": 0.5},

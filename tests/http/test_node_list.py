@@ -147,6 +147,31 @@ def test_errors_of_gpus_are_shown_with_when_how_many_and_what_to_do(client: Test
     assert "xid 79" not in lead
 
 
+@pytest.mark.parametrize(
+    ("unread", "known", "unknown"),
+    [
+        ({"slowdowns": "not read"}, {"XID", "uncorrected memory error"}, {"slowdown"}),
+        ({"xid": "no permission", "slowdowns": "not read"}, {"uncorrected memory error"}, {"XID", "slowdown"}),
+        ({"xid": "a", "slowdowns": "b", "ecc uncorrected": "c"}, set(), {"unknown"}),
+    ],
+)
+def test_the_kinds_of_errors_that_are_read_are_known_where_another_one_is_not(
+    tmp_path: Path, clock: VirtualClock, unread: dict[str, str], known: set[str], unknown: set[str]
+) -> None:
+    with Service(settings_in(tmp_path, inventory=INVENTORY), clock) as running:
+        agent = AgentReport(version="0.0.9", gpus=(GpuReport("GPU-1", unread=unread),))
+        deliver(running.ledger, NOW_MS, batch(held(10, 10, "GPU-1", "vision"), cluster="prod", node="n1", agent=agent))
+        client = client_of(running, headers=PAGE)
+        told = rows_after(
+            read(client.get("/nodes?start=12h&columns=errors").text), "Nodes, their GPUs", "n1"
+        )[:2]  # fmt: skip
+        texts = read(client.get("/node/prod/n1").text).texts
+    said = next(text for text in told if "known" in text)
+    assert {name for name in ("XID", "uncorrected memory error", "slowdown") if f"no {name}" in said} == known
+    assert all(name in said.partition(";")[2] or name == said for name in unknown)
+    assert any(said in text for text in texts)
+
+
 def test_the_list_is_sorted_by_every_column_both_ways(client: TestClient) -> None:
     for order in get_args(NodeOrder):
         query = f"start=12h&sort={order}"
