@@ -91,7 +91,7 @@ def test_the_page_its_file_and_the_command_have_the_same_jobs_with_what_they_cos
     jobs = client.get(link.replace("&amp;", "&"), headers=PAGE).text
     assert re.findall(r'href="/job/prod~vision~Job~([a-z]+)"', jobs) == ["hardly", "idle"]
     assert {"ada", "vision", "1", "2.00"} <= {text.strip() for text in read(jobs).texts}
-    (preset,) = re.findall(r'href="([^"]*)"[^>]*>idle now<', client.get("/jobs?state=ended", headers=PAGE).text)
+    (preset,) = re.findall(r'href="([^"]*)"[^>]*>idle<', client.get("/jobs?state=ended", headers=PAGE).text)
     shown = client.get(preset.replace("&amp;", "&"), headers=PAGE)
     assert (shown.history, "idle running jobs" in shown.text) == ([], True), "the preset is the address of the view"
     table = client.get(f"/jobs.csv?{QUERY}&columns=gpus,user,team,burn").text
