@@ -122,7 +122,7 @@ def test_pages_and_files_say_where_it_is_from_and_what_it_cannot_know():
     assert "from dcgm-exporter and kube-state-metrics (https://prom): 144.0 GPU-hours, 72.0 held" in " ".join(
         page.split()
     )
-    assert "75.00 % of the time of the GPUs that the source knew" in page
+    assert "75.0 % of the time of the GPUs that the source knew" in page
     assert "it is not known which pod was busy" in page
     assert (cells(report, "source"), cells(report, "gpu_hours"), cells(report, "coverage")) == ("prometheus", 144, 0.75)
     of_team = replace(sample_month.report("vision"), imports=said)
