@@ -90,7 +90,7 @@ QUESTIONS = {
     ),
     "idle now": Question(
         "Which running jobs do nothing now, and what does that cost?",
-        ("Running jobs whose GPUs did nothing for 30 minutes",), ("Notebook/explore", "nlp", "dee", "1", "6.00"),
+        ("Jobs of which no GPU did anything for the last 30 minutes",), ("Notebook/explore", "nlp", "dee", "1", "6.00"),
         ("jobs", "--idle"), ("nlp/Notebook/explore", "0.5"),
         "jobs", {"idle": True}, {"job": "prod/nlp/Notebook/explore", "gpus_now": "1", "cost_an_hour": "6"}, lead=True,
     ),
