@@ -357,32 +357,36 @@ class DuckLedger(Offsite):
     def _learn_boots(self, batches: Sequence[Batch], now_ms: int) -> None:
         """Store the boots that agents report and that differ from the known ones. If that fails, the agents' next
         batches try it again."""
-        known = self._state.fleet.nodes
-        nodes: dict[tuple[str, str], NodeFacts] = {}
-        for batch in batches:
-            key = batch.cluster, batch.node
-            if not is_import(batch.epoch) and (
-                node := booted(nodes.get(key, known.get(key)), *key, batch.boot_id, now_ms)
-            ):
-                nodes[key] = node
+        nodes = self._told(batches, lambda node, batch: booted(node, batch.cluster, batch.node, batch.boot_id, now_ms))
         if nodes:
             with suppress(LedgerUnavailable):
                 self._observe(Facts(nodes=tuple(nodes.values())), now_ms, 0, None)
 
     def _learn_agents(self, batches: Sequence[Batch], now_ms: int) -> None:
         """Store what agents say of themselves and what differs from what they said before, as `_learn_boots` does."""
-        known = self._state.fleet.nodes
-        nodes: dict[tuple[str, str], NodeFacts] = {}
-        for batch in batches:
+
+        def after(node: NodeFacts | None, batch: Batch) -> NodeFacts | None:
             key = batch.cluster, batch.node
-            if not is_import(batch.epoch) and (
-                node := reported(nodes.get(key, known.get(key)), *key, batch.agent, now_ms, partial(self._belongs, key))
-            ):
-                nodes[key] = node
+            return reported(node, *key, batch.agent, now_ms, partial(self._belongs, key))
+
+        nodes = self._told(batches, after)
         if nodes:
             with suppress(LedgerUnavailable), self._transaction() as cursor:
                 fleet = inventory_and_journal_tables.write_agents(cursor, self._state.fleet, nodes)
                 self._commit(cursor, replace(self._state, fleet=fleet), beside=True)
+
+    def _told(
+        self, batches: Sequence[Batch], after: Callable[[NodeFacts | None, Batch], NodeFacts | None]
+    ) -> dict[tuple[str, str], NodeFacts]:
+        """Return the nodes of which agents' batches tell something else than is known. after: the node after a batch;
+        None if it does not change."""
+        known = self._state.fleet.nodes
+        nodes: dict[tuple[str, str], NodeFacts] = {}
+        for batch in batches:
+            key = batch.cluster, batch.node
+            if not is_import(batch.epoch) and (node := after(nodes.get(key, known.get(key)), batch)):
+                nodes[key] = node
+        return nodes
 
     def _belongs(self, node: tuple[str, str], gpu: str) -> bool:
         """Return whether a GPU belongs to a node now."""
