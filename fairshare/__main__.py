@@ -172,8 +172,9 @@ def preempt(
 
     from fairshare.cli.preemption_tables import preemption_view
     from fairshare.controller import policy_file as policies
+    from fairshare.controller.control_loop import by_hand
     from fairshare.explain import plan_tables
-    from fairshare.preemption.preemption_controller import by_hand, latency_reason
+    from fairshare.preemption.preemption_controller import latency_reason
     from fairshare.preemption.preemption_types import PreemptionCall
     from fairshare.preemption.service_latency_objectives import prometheus_latency
     from gputally.server.config_loading import parse_seconds

@@ -1,9 +1,12 @@
 """Runs one cycle after the other: read usage, observe the targets, compute weights, write them, preempt, record.
 
-A cycle needs only the policy, the accountant and the cluster, because annotations hold the state of the weights. The
-last report (which prevents repeated messages) and the decisions that the accountant has not accepted yet are only in
-memory, so a restart loses them. If the stored state of
-the weights (their last change, turns) is lost, they are set anew from the usage in the ledger.
+A cycle needs only the policy, the accountant and the cluster. The annotations of the scheduler's objects hold the base
+and the published weight, and the status ConfigMap holds the memory of the law, the reported conditions and the recent
+preemptions. Only decisions that the accountant has not accepted yet are lost by a restart. If the ConfigMap is lost,
+weights are set anew from the usage in the ledger.
+
+A cycle first gathers what all targets are decided on (`_Basis`). A preemption by hand is decided on the same
+(`inputs_by_hand`).
 
 The report shows a target that cannot be written as degraded, and the other targets continue. Unusable usage changes no
 weight (see `stale_usage_hold`). The loop never overwrites a field that another field manager owns. In dry-run it sends
@@ -15,7 +18,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 import structlog
 
@@ -38,13 +41,20 @@ from fairshare.core.scheduler_queue_objects import has_ref, join_texts
 from fairshare.laws.feedback_law import Memory
 from fairshare.laws.weight_calculation import WeightInputs, WeightResult, calculate_weights
 from fairshare.preemption import preemption_cycle
-from fairshare.preemption.claims_and_placement import free_by_node, gpus_by_node
-from fairshare.preemption.preemption_controller import Calls, Preemptions, no_calls
-from fairshare.preemption.preemption_cycle import mode_of
+from fairshare.preemption.claims_and_placement import free_by_node, gpus_by_node, named_by, preemption_inputs
+from fairshare.preemption.preemption_controller import (
+    Calls,
+    NotPossible,
+    Preemptions,
+    carry_out_by_hand,
+    no_calls,
+)
+from fairshare.preemption.preemption_cycle import PreemptionReport, mode_of
+from fairshare.preemption.preemption_types import PreemptionCall, PreemptionInputs
 from fairshare.preemption.unfinished_preemptions import NOT_RESUMED, FinishedPreemptions, PreemptionFinisher
 from fairshare.targets import status_config_map
 from fairshare.targets.guard import PluginFault
-from fairshare.targets.installed import adapters
+from fairshare.targets.installed import adapters, with_workloads
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import Adapter, Apply, list_first_served, list_if_served, look_at, plan, release
 from fairshare.usage.accountant_client import AccountantPort, UsageReader, UsageReading, window_by_model
@@ -70,6 +80,7 @@ from gputally.kubernetes.objects import CONFIG_MAP, NODE, Cluster, Event, Object
 
 ALONE: Final = Term("", 1)
 """The term of a controller without other replicas."""
+_DEFAULT_STATUS_OBJECT = StatusObject()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +97,27 @@ class _Nodes:
     without_free: frozenset[str] = frozenset()
     conditions: tuple[Condition, ...] = ()
     parts: MigParts = NO_NODES
+
+
+@dataclass(frozen=True, slots=True)
+class _Basis:
+    """What all targets of one cycle are decided on.
+
+    hold: why no weight may follow usage now; None if weights may change.
+    serving: the nodes that accept work, and the GPUs that are lost on them.
+    placing: those of them whose free GPUs are known."""
+
+    now_ms: int
+    usage: UsageReading
+    hold: UsageHold | None
+    nodes: _Nodes
+    serving: ServingNodes
+    placing: tuple[Object, ...]
+
+    @property
+    def window(self) -> UsageWindow | None:
+        """The usage by which weights change; None if it must not change them."""
+        return self.usage.window if self.hold is None else None
 
 
 class Controller:
@@ -218,18 +250,8 @@ class Controller:
             self._taken_over, self._last = term, None  # what was said before may have changed under another leader
         took_over = term is not None and term == self._taken_over
         silent = self._silent or not took_over
-        usage = self._usage.read(self._policy, version, announce=not silent)
-        window, hold = usage.window, usage.hold
-        cluster_window = own_window(window) if window is not None else None
-        if term is not None and not took_over:
-            text = "the state of earlier cycles in the status ConfigMap cannot be read"
-            hold = UsageHold("StateUnread", f"{text}: {self._state_fault}")
-        nodes = self._nodes()
-        up = tuple(node for node in nodes.nodes if node_up(node))
-        hold = with_capacity_reason(hold, nodes.nodes) or nodes.hold or self._unmetered_hold(up, cluster_window, now_ms)
-        usable = window if hold is None else None
-        serving = self._lost.serving(up, cluster_window if hold is None else None, now_ms)
-        placing = tuple(node for node in serving.nodes if node["metadata"]["name"] not in nodes.without_free)
+        basis = self._gather(now_ms, version, announce=not silent, state_known=term is None or took_over)
+        usage, hold, nodes, placing = basis.usage, basis.hold, basis.nodes, basis.placing
         targets: list[TargetReport] = []
         decisions: list[Decision] = []
         events: list[Event] = []
@@ -246,16 +268,12 @@ class Controller:
             try:
                 finished = FinishedPreemptions() if silent else self._finish_preemptions(adapter.name, now_ms, leading)
                 events += finished.events
-                target, target_events = self._target(
-                    adapter, usable, serving, nodes.parts, now_ms, usage, version, leading
-                )
+                target, target_events = self._target(adapter, basis, version, leading)
                 target = _with_unfinished(target, finished)
                 events += target_events
-                if usable is not None:
+                if basis.window is not None:
                     decisions += weight_decisions(target, self._recorder.news(target), version, now_ms)
-                    target, preemption_decisions = self._preempt(
-                        target, placing, nodes.parts, now_ms, own_window(usable).watermark_ms, leading, finished.keys
-                    )
+                    target, preemption_decisions = self._preempt(target, basis, leading, finished.keys)
                     decisions += preemption_decisions
                     events += target.preemption.events if target.preemption is not None else ()
             except PluginFault as error:
@@ -271,7 +289,7 @@ class Controller:
             at_ms=now_ms,
             duration_ms=0,
             policy_version=version,
-            window=window,
+            window=usage.window,
             hold=hold,
             conditions=(
                 freshness_condition(hold),
@@ -298,7 +316,7 @@ class Controller:
                 self._preemptions.published()
         if not self._silent:
             own = [] if silent else decisions
-            taken = self._recorder.deliver([*self._posts(), *own], accountant_away=window is None)
+            taken = self._recorder.deliver([*self._posts(), *own], accountant_away=usage.window is None)
             if taken and not silent:
                 self._preemptions.delivered()
         report = replace(report, duration_ms=self._clock.monotonic_ms() - started)
@@ -306,6 +324,52 @@ class Controller:
         if self._observe is not None:
             self._observe(report)
         return report
+
+    def _gather(self, now_ms: int, version: str, *, announce: bool, state_known: bool) -> _Basis:
+        """Read usage and nodes. announce: send the policy to the accountant. state_known: as `_take_over` returns."""
+        usage = self._usage.read(self._policy, version, announce=announce)
+        window, hold = usage.window, usage.hold
+        cluster_window = own_window(window) if window is not None else None
+        if not state_known:
+            text = "the state of earlier cycles in the status ConfigMap cannot be read"
+            hold = UsageHold("StateUnread", f"{text}: {self._state_fault}")
+        nodes = self._nodes()
+        up = tuple(node for node in nodes.nodes if node_up(node))
+        hold = with_capacity_reason(hold, nodes.nodes) or nodes.hold or self._unmetered_hold(up, cluster_window, now_ms)
+        serving = self._lost.serving(up, cluster_window if hold is None else None, now_ms)
+        placing = tuple(node for node in serving.nodes if node["metadata"]["name"] not in nodes.without_free)
+        return _Basis(now_ms, usage, hold, nodes, serving, placing)
+
+    def inputs_by_hand(self, call: PreemptionCall) -> PreemptionInputs:
+        """Return what a preemption for this call is decided on: what a cycle of this controller would decide on now,
+        but for earlier preemptions. Nothing is written.
+
+        Raises NotPossible if no cycle would preempt now, or if no target has the workload."""
+        now_ms, version = self._clock.wall_ms(), self._policy.version()
+        basis = self._gather(now_ms, version, announce=False, state_known=self._take_over())
+        if basis.hold is not None:
+            raise NotPossible(f"{basis.hold.reason}: {basis.hold.message}: no workload is preempted on such usage")
+        unread: list[str] = []
+        for adapter in adapters():
+            if (
+                adapter.name not in with_workloads()
+                or not has_ref(self._policy, *adapter.prefixes)
+                or adapter.mode(self._policy) == "off"
+            ):
+                continue
+            target, _ = self._target(adapter, basis, version, leading=lambda: False)
+            unread += [f"{adapter.name}: {reason}: {text}" for reason, text in target.degraded.items()]
+            if not any(named_by(gang, call.workload) for gang in target.gangs):
+                continue
+            if not target.entitlements:
+                raise NotPossible(join_texts(unread))
+            return preemption_inputs(
+                self._policy, adapter.name, target.gangs, target.entitlements, basis.placing,
+                self._counted_pods(basis.nodes.parts), now_ms, calls=(call,), quotas=target.quotas,
+                by_model=target.by_model, pool_models=target.pool_models,
+            )  # fmt: skip
+        faults = f"; {join_texts(unread)}" if unread else ""
+        raise NotPossible(f"no workload {call.workload} (NAMESPACE/NAME) in any queue of the policy{faults}")
 
     def _take_over(self) -> bool:
         """Load the state of the last leader (or the last run): that of its weights, its reported conditions, and the
@@ -358,20 +422,13 @@ class Controller:
         return UsageHold("NodesUnmetered", fault) if fault is not None else None
 
     def _target(
-        self,
-        adapter: Adapter,
-        window: UsageWindow | None,
-        serving: ServingNodes,
-        parts: MigParts,
-        now_ms: int,
-        usage: UsageReading,
-        version: str,
-        leading: Callable[[], bool],
+        self, adapter: Adapter, basis: _Basis, version: str, leading: Callable[[], bool]
     ) -> tuple[TargetReport, list[Event]]:
-        """Read one target, and compute and write its weights if the window is usable. Return its report and events.
-
-        window: None if usage must not change weights.
-        usage: queues whose budget is used up, and the usage of each GPU model."""
+        """Read one target, and compute and write its weights if the usage may change them. Return its report and
+        events."""
+        window, serving, usage, now_ms, parts = (
+            basis.window, basis.serving, basis.usage, basis.now_ms, basis.nodes.parts,
+        )  # fmt: skip
         mode = adapter.mode(self._policy)
         report = TargetReport(adapter.name, mode)
         if mode == "off":
@@ -469,26 +526,19 @@ class Controller:
         return self._finisher.finish(self._cluster, target, now_ms, enforces=enforces, leading=leading)
 
     def _preempt(
-        self,
-        report: TargetReport,
-        nodes: Sequence[Object],
-        parts: MigParts,
-        now_ms: int,
-        metered_ms: int | None,
-        leading: Callable[[], bool],
-        unfinished: Collection[str],
+        self, report: TargetReport, basis: _Basis, leading: Callable[[], bool], unfinished: Collection[str]
     ) -> tuple[TargetReport, tuple[Decision, ...]]:
         """Run preemption at one target, after its weights were written, by which its scheduler may preempt itself.
 
-        metered_ms: the time up to which usage is metered; None if unknown.
         unfinished: as for `Preemptions.cycle`."""
+        metered_ms = own_window(basis.window).watermark_ms if basis.window is not None else None
         if not report.entitlements or report.rivals:
             return report, ()
         try:
             preemption, decisions = self._preemptions.cycle(
-                self._policy, self._cluster, report.target, report.gangs, report.entitlements, nodes,
-                self._counted_pods(parts), now_ms, metered_ms, leading, report.quotas, report.by_model,
-                report.pool_models, unfinished,
+                self._policy, self._cluster, report.target, report.gangs, report.entitlements, basis.placing,
+                self._counted_pods(basis.nodes.parts), basis.now_ms, metered_ms, leading, report.quotas,
+                report.by_model, report.pool_models, unfinished,
             )  # fmt: skip
         except ClusterError as error:
             conditions = (*report.conditions, preemption_cycle.failed(error))
@@ -498,6 +548,31 @@ class Controller:
         if preemption is not None:
             report = replace(report, conditions=(*report.conditions, preemption_cycle.condition(preemption)))
         return replace(report, preemption=preemption), decisions
+
+
+def by_hand(
+    policy: Policy,
+    accountant: AccountantPort,
+    cluster: Cluster,
+    clock: Clock,
+    pods: Sequence[Pod],
+    call: PreemptionCall,
+    mode: Literal["dry-run", "enforce"],
+    where: StatusObject = _DEFAULT_STATUS_OBJECT,
+    others: OtherClusters = NO_OTHER_CLUSTERS,
+) -> PreemptionReport:
+    """Decide a preemption by hand, on what a cycle would see now. With `enforce`, also stop the victims and record
+    them.
+
+    where: the ConfigMap with the controller's state and recent preemptions, which is updated.
+    others: clusters whose usage the policy may count.
+
+    Raises NotPossible, AccountantUnavailable or ClusterError."""
+    controller = Controller(
+        policy, accountant, cluster, clock, pods=lambda: pods, status_object=where, silent=True, others=others
+    )
+    inputs = controller.inputs_by_hand(call)
+    return carry_out_by_hand(policy, accountant, cluster, pods, inputs, mode, where)
 
 
 def _with_unfinished(report: TargetReport, finished: FinishedPreemptions) -> TargetReport:

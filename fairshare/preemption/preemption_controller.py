@@ -11,7 +11,7 @@ The first three are also in the status ConfigMap and survive a restart. Without 
 grace periods would begin again, and the accountant would get the same outcomes again.
 
 A preemption by hand follows the controller's rules and limits, for a single workload. The workload's priority class and
-waiting time do not matter. It is refused while usage is old, its coverage is low, or too many nodes have no agent."""
+waiting time do not matter."""
 
 from __future__ import annotations
 
@@ -24,37 +24,27 @@ from typing import Literal
 import msgspec
 
 from accountant.wire.policy_models import Decision, Policy
-from fairshare.core.gpu_demand import sized
 from fairshare.core.queues_and_weights import Entitlement, Gang, Pod, Quota
-from fairshare.core.scheduler_queue_objects import has_ref
-from fairshare.laws.weight_calculation import WeightInputs, calculate_weights
 from fairshare.preemption import preemption_cycle
 from fairshare.preemption.claims_and_placement import (
     NO_MODELS,
     NO_POOL_MODELS,
     NO_QUOTAS,
-    named_by,
     preemption_inputs,
 )
 from fairshare.preemption.eviction import EvictionVeto
 from fairshare.preemption.idle_reclaim import IdleReport, IdleWatch, PodUsage
 from fairshare.preemption.preemption_cycle import ClaimsUnsettled, PreemptionReport, RecordedOutcomes
-from fairshare.preemption.preemption_types import PreemptionCall, Victim
+from fairshare.preemption.preemption_types import PreemptionCall, PreemptionInputs, Victim
 from fairshare.preemption.reclaim_rules_and_limits import PastPreemption, still_limiting
 from fairshare.preemption.service_latency_objectives import Latency, seconds_text
 from fairshare.preemption.unfinished_preemptions import unfinished_keys
-from fairshare.targets.installed import adapters, whole_stop, with_workloads
+from fairshare.targets.installed import whole_stop
 from fairshare.targets.status_config_map import StatusObject, decoded
-from fairshare.targets.weight_plan import list_if_served, look_at
-from fairshare.usage.accountant_client import AccountantPort, window_by_model
-from fairshare.usage.cluster_capacity import LostGpus, NothingToDivide, UnmeteredNodes, model_parts, target_capacity
-from fairshare.usage.multi_cluster_windows import NO_OTHER_CLUSTERS, OtherClusters
-from fairshare.usage.stale_usage_hold import usage_hold
-from gputally.base.clock import Clock
+from fairshare.usage.accountant_client import AccountantPort
 from gputally.base.errors import ClusterError, Conflict, FairshareError, NotFound
 from gputally.base.units import MS_PER_MINUTE
-from gputally.kubernetes.mig_parts import MigParts
-from gputally.kubernetes.objects import CONFIG_MAP, NODE, Cluster, Object, node_up
+from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Object
 
 KEY = "preempted"
 IDLE_KEY = "warned-idle"
@@ -401,9 +391,6 @@ def _read(text: str) -> tuple[PastPreemption, ...]:
     return tuple(PastPreemption(*row) for row in decoded(text, _PAST) or ())
 
 
-_DEFAULT_STATUS_OBJECT = StatusObject()
-
-
 class NotPossible(FairshareError):
     """A preemption by hand cannot be decided. The message gives the reason."""
 
@@ -430,75 +417,31 @@ def latency_reason(
     return f"the latency of {job} is {seconds_text(value)}, above {seconds_text(threshold)}"
 
 
-def by_hand(
+def carry_out_by_hand(
     policy: Policy,
     accountant: AccountantPort,
     cluster: Cluster,
-    clock: Clock,
     pods: Sequence[Pod],
-    call: PreemptionCall,
+    inputs: PreemptionInputs,
     mode: Literal["dry-run", "enforce"],
-    where: StatusObject = _DEFAULT_STATUS_OBJECT,
-    others: OtherClusters = NO_OTHER_CLUSTERS,
+    where: StatusObject,
 ) -> PreemptionReport:
     """Decide a preemption by hand. With `enforce`, also stop the victims and record them.
 
-    where: the ConfigMap with recent preemptions, which is updated.
-    others: clusters whose usage the policy may count.
+    inputs: without earlier preemptions, which are read from the ConfigMap `where`; it is updated.
 
-    Raises NotPossible, AccountantUnavailable or ClusterError."""
-    now_ms = clock.wall_ms()
-    window = own = accountant.window(policy.window, policy.measure, now_ms, policy.min_coverage)
-    hold = usage_hold(policy, own, now_ms)
-    if hold is None:
-        window, hold = others.add(policy, own, now_ms, now_ms)
-    if hold is not None:
-        raise NotPossible(f"{hold.reason}: {hold.message}: no workload is preempted on such usage")
-    listed = list_if_served(cluster, NODE)
-    parts = MigParts.of(listed)
-    pods = [sized(pod, parts) for pod in pods]
-    nodes = tuple(filter(node_up, listed))
-    fault = UnmeteredNodes(accountant.metered_nodes).fault(nodes, own, now_ms, policy.min_coverage)
-    if fault is not None:
-        raise NotPossible(f"{fault}: no workload is preempted on such usage")
-    serving = LostGpus(accountant.lost_gpus).serving(nodes, own, now_ms)
-    for adapter in adapters():
-        if (
-            adapter.name not in with_workloads()
-            or not has_ref(policy, *adapter.prefixes)
-            or adapter.mode(policy) == "off"
-        ):
-            continue
-        observation = look_at(adapter, policy, cluster, pods, parts)
-        if not any(named_by(gang, call.workload) for gang in observation.gangs):
-            continue
-        try:
-            capacity = target_capacity(serving, window, observation.capacity, observation.shards)
-        except NothingToDivide as error:
-            raise NotPossible(f"{adapter.name}: {error}") from error
-        by_model = window_by_model(
-            policy, lambda spec: accountant.window(spec, policy.measure, now_ms, policy.min_coverage)
-        )
-        result = calculate_weights(
-            WeightInputs(
-                policy, window, observation.standings, capacity.gpus, now_ms, pools=capacity.pools,
-                models=model_parts(policy, serving, observation, by_model, {}),
-            )
-        )  # fmt: skip
-        inputs = preemption_inputs(
-            policy, adapter.name, observation.gangs, result.entitlements, serving.nodes, pods, now_ms,
-            past=_known_past(cluster, where, adapter.name, pods, now_ms), calls=(call,), quotas=observation.quotas,
-            by_model=result.by_model, pool_models=observation.pool_models,
-        )  # fmt: skip
-        begin = partial(_begin_by_hand, policy, cluster, where, adapter.name)
-        report = preemption_cycle.preempt(policy, cluster, replace(inputs, calls_only=True), mode, begin=begin)
-        if mode == "enforce":
-            report = _with_record(policy, cluster, where, report)
-            for event in report.events:
-                cluster.event(event)
-            accountant.post_decisions(preemption_cycle.decisions(policy, report, {}))
-        return report
-    raise NotPossible(f"no workload {call.workload} (NAMESPACE/NAME) in any queue of the policy")
+    Raises AccountantUnavailable or ClusterError."""
+    past = _known_past(cluster, where, inputs.target, pods, inputs.now_ms)
+    past = still_limiting(past, inputs.now_ms, policy.preemption.cool_down)
+    begin = partial(_begin_by_hand, policy, cluster, where, inputs.target)
+    inputs = replace(inputs, past=past, calls_only=True)
+    report = preemption_cycle.preempt(policy, cluster, inputs, mode, begin=begin)
+    if mode == "enforce":
+        report = _with_record(policy, cluster, where, report)
+        for event in report.events:
+            cluster.event(event)
+        accountant.post_decisions(preemption_cycle.decisions(policy, report, {}))
+    return report
 
 
 def _begin_by_hand(

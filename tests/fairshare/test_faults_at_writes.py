@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from fairshare.controller.control_loop import by_hand
 from fairshare.controller.weight_writer import release_weights
 from fairshare.preemption.eviction import OPT_OUT
-from fairshare.preemption.preemption_controller import COMMAND_MS, by_hand
+from fairshare.preemption.preemption_controller import COMMAND_MS
 from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.schedulers.kai.kinds import QUEUE as KAI_QUEUE
 from fairshare.targets.status_config_map import StatusObject

@@ -17,12 +17,12 @@ from accountant.composition import Service
 from accountant.core.settings import Settings
 from accountant.wire.policy_models import Measure, Policy, UsageWindow, WindowSpec
 from fairshare.__main__ import main
-from fairshare.controller.control_loop import Controller
+from fairshare.controller.control_loop import Controller, by_hand
 from fairshare.controller.cycle_report import CycleReport, replay_weights
 from fairshare.controller.policy_file import reloaded
 from fairshare.core.queues_and_weights import FleetWindow
 from fairshare.explain.what_if_simulation import history_from_ledger
-from fairshare.preemption.preemption_controller import NotPossible, by_hand
+from fairshare.preemption.preemption_controller import NotPossible
 from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.usage.accountant_client import AccountantApi, other_clusters
 from fairshare.usage.multi_cluster_windows import OtherClusters

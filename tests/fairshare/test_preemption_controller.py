@@ -13,13 +13,12 @@ from rich.console import Console
 from accountant.wire.policy_models import Policy
 from fairshare.__main__ import main
 from fairshare.cli.preemption_tables import preemption_view
-from fairshare.controller.control_loop import Controller
+from fairshare.controller.control_loop import Controller, by_hand
 from fairshare.controller.controller_metrics import ControllerMetrics
 from fairshare.core.gpu_demand import CHECKPOINT
 from fairshare.preemption.preemption_controller import (
     VETO_VALID_MS,
     NotPossible,
-    by_hand,
     latency_reason,
 )
 from fairshare.preemption.preemption_cycle import replay_verdicts
@@ -39,6 +38,7 @@ from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, NODE, POD
 from tests.fairshare.builders import (
     Answering,
     budget_object,
+    budget_state,
     cluster_with,
     node_object,
     pod_object,
@@ -254,6 +254,29 @@ def test_by_hand_acts_for_that_one_and_records_it(rules: Policy, ask: Make, acco
     assert [verdict.claimant for verdict in ask(rules, cluster, "enforce").verdicts] == ["Pod/ns/chat"]
     assert len(cluster.list(POD)) == 3
     assert {decision.kind for decision in accountant.decisions} == {"preemption"}
+
+
+def test_by_hand_is_decided_on_what_a_cycle_sees(
+    ask: Make, controller_of: Make, accountant: Accountant, clock: VirtualClock
+) -> None:
+    """The entitlements take account of a budget that is used up and of the law's memory."""
+    queues = [*QUEUES, {"name": "b", "refs": ["policy:b"]}]
+    budget = {"name": "b", "queue": "b", "limit": "10", "exhausted": "no-over-quota"}
+    rules = policy_of(queues, budgets=[budget], preemption={"mode": "dry-run", "wait": 0, "min_runtime": 0})
+    accountant.spend(a=0.5, b=0.4, serving=0.1)
+    cluster = cluster_with(
+        node_object("n0", 8), pod_object("a0"), pod_object("b0", "b"), pod_object("chat", "serving", node="")
+    )
+    controller = controller_of(rules, cluster, pods=lambda: pods_of(cluster), status_object=StatusObject())
+    seen = []
+    for spent in ("0", "10"):
+        accountant.states = [budget_state("b", "b", limit="10", spent=spent)]
+        by_cycle = controller.cycle().targets[0].preemption.situation
+        by_command = ask(rules, cluster, "dry-run").situation
+        assert by_command.accounts == by_cycle.accounts
+        seen.append(by_cycle.accounts["b"])
+        clock.advance(60_000)
+    assert seen[0] != seen[1]
 
 
 def test_limits_count_what_was_done_by_hand(ask: Make, controller_of: Make, clock: VirtualClock) -> None:

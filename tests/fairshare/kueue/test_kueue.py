@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accountant.wire.policy_models import Policy
+from fairshare.controller.control_loop import by_hand
 from fairshare.controller.weight_writer import release_weights
 from fairshare.core import scheduler_queue_objects
 from fairshare.core.admission_quota_tree import QuotaTree, total_quota
 from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import UNLIMITED, Entitlement, Issue, Quota, TargetQueue
 from fairshare.preemption.claims_and_placement import claims, preemption_inputs
-from fairshare.preemption.preemption_controller import NotPossible, by_hand
+from fairshare.preemption.preemption_controller import NotPossible
 from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.preemption.victim_selection import decide
 from fairshare.schedulers.kueue.adapter import (
