@@ -24,7 +24,7 @@ import numpy as np
 from accountant.billing.charge import ALLOCATED, DETAILS, LINE_ACCOUNTS, Charge, Detail, add_equal_charges
 from accountant.billing.charge_table import ACCOUNT, DETAIL, KEY, PLACE, ChargeTable
 from accountant.billing.quota_usage import Lot, ModelSpans, reserve, unused_by_team
-from accountant.billing.statements import NOTHING_BESIDE, Statement, UnmeteredItems, build, for_teams
+from accountant.billing.statements import NOTHING_BESIDE, BookedItems, Statement, build, for_teams
 from accountant.billing.time_reallocation import spread_shares, whole_weights
 from accountant.billing.usage_pricing import charges, charges_by_grouping, pieces
 from accountant.core.periods import hours, zone
@@ -257,7 +257,7 @@ def statement(
     timezone: str = "UTC",
     *,
     teams: Collection[str] | None = None,
-    beside: UnmeteredItems = NOTHING_BESIDE,
+    beside: BookedItems = NOTHING_BESIDE,
 ) -> Statement:
     """The open statement of a span. It takes several questions, so `ledger` should be a moment of the ledger.
 

@@ -41,7 +41,7 @@ LineKey: TypeAlias = tuple[str, Account, Detail, str, str, str]
 class StatementLine:
     """GPU time that one team pays for, in one account, on one kind of GPU at one price.
 
-    detail: see `usage_pricing.Detail`.
+    detail: see `charge.Detail`.
     gpu_hours: nine decimals.
     unit_price, price_row: None if the time is not billed (down, unmetered) or unpriced.
     cost: 0 if the account is not billed, None if a price is missing.
@@ -106,8 +106,8 @@ class Closing:
 
 
 @dataclass(frozen=True, slots=True)
-class UnmeteredItems:
-    """Items of a statement besides metered time. month: the statement's month; None if its span is no calendar
+class BookedItems:
+    """What was booked in a month besides metered time. month: the statement's month; None if its span is no calendar
     month."""
 
     month: str | None = None
@@ -115,7 +115,7 @@ class UnmeteredItems:
     adjustments: tuple[Adjustment, ...] = ()
 
 
-NOTHING_BESIDE = UnmeteredItems()
+NOTHING_BESIDE = BookedItems()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ def build(
     start_ms: int,
     end_ms: int,
     timezone: str,
-    beside: UnmeteredItems = NOTHING_BESIDE,
+    beside: BookedItems = NOTHING_BESIDE,
     unused: Iterable[Charge] = (),
 ) -> Statement:
     """The open statement of a span, from all its charges with any grouping that begins with the team.

@@ -25,10 +25,10 @@ from accountant.billing.charge import Charge
 from accountant.billing.cost_allocation import bills, statement, unused_commitments
 from accountant.billing.statements import (
     Adjustment,
+    BookedItems,
     Closing,
     Correction,
     Statement,
-    UnmeteredItems,
     as_text,
     canonical,
     for_teams,
@@ -486,7 +486,7 @@ class Bookkeeper:
         closed = (books or self.books()).of(str(month))
         return None if closed is None else closed_statement(closed)
 
-    def beside(self, month: Month) -> UnmeteredItems:
+    def beside(self, month: Month) -> BookedItems:
         """The items booked in that month besides its metered time."""
         return booked_in_month(self.books(), month)
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from accountant.billing.statements import Adjustment, Correction, Statement, UnmeteredItems, canonical, from_canonical
+from accountant.billing.statements import Adjustment, BookedItems, Correction, Statement, canonical, from_canonical
 from accountant.core.periods import Month
 from accountant.prices.price_book import PriceBook
 from gputally.base.errors import AccountantError
@@ -130,20 +130,20 @@ class ClosedMonths:
         return self.open_month() or min(max(month, first), current)
 
 
-def booked_in_month(books: ClosedMonths, month: Month) -> UnmeteredItems:
+def booked_in_month(books: ClosedMonths, month: Month) -> BookedItems:
     """The items booked in that month, about any month."""
     name = str(month)
-    return UnmeteredItems(
+    return BookedItems(
         name,
         tuple(correction for correction in books.corrections if correction.booked_in == name),
         tuple(adjustment for adjustment in books.adjustments if adjustment.booked_in == name),
     )
 
 
-def booked_later(books: ClosedMonths, month: Month) -> UnmeteredItems:
+def booked_later(books: ClosedMonths, month: Month) -> BookedItems:
     """The items booked in other months about that month."""
     name = str(month)
-    return UnmeteredItems(
+    return BookedItems(
         name,
         tuple(correction for correction in books.corrections if correction.month == name != correction.booked_in),
         tuple(adjustment for adjustment in books.adjustments if adjustment.month == name != adjustment.booked_in),

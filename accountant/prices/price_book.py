@@ -15,7 +15,8 @@ A row states its price in one of three ways: the amount itself, the price of a w
 own GPUs. A discount is written beside the list price. Every row has its source and the day on which it was read.
 
 `billing` holds the billing policy. It is part of the price book, so it is dated and versioned with the prices, and
-every statement names its version. accountant.billing.time_reallocation applies it.
+every statement names its version. accountant.billing.cost_allocation applies `idle` and `pools`, and
+accountant.billing.usage_pricing applies `shared_gpus` and `mig_basis`.
 
     billing:
       shared_gpus: allocation          # or busy: a holder is billed for borrowed time

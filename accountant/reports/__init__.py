@@ -1,2 +1,4 @@
-"""Builds reports of months and other spans: their data, tables, charts and page. accountant.exports writes them as
-files."""
+"""Builds reports of months and other spans: their data, tables, charts and page.
+
+`report_builder` reads a statement and what belongs to it. `statement_line_charges` divides its lines into charges that
+add up to them, for the formats that list charges. accountant.exports writes the files."""

@@ -1,5 +1,7 @@
 """The charges of a month as rows with the cost and usage columns of FOCUS 1.4, for the export and for the lake.
 
+Rules for the format (FOCUS 1.4, columns and attributes):
+
 - A period is half-open, in UTC.
 - Null is an absent cell, and numbers are plain decimals.
 - Custom columns begin with `x_` and come last.
@@ -58,12 +60,12 @@ def charges(report: Report) -> list[FocusCharge]:
     month, details = month_of(report), details_of(report)
     of_month = [
         *of_lines(month, report.tz, (*report.lines, *report.commitments), details),
-        *_unmetered_charges(month, report),
+        *_booked_charges(month, report),
     ]
     return [*of_month, *rounding(month, report.tz, report.charged, of_month)]
 
 
-def _unmetered_charges(month: Month, report: Report) -> Iterator[FocusCharge]:
+def _booked_charges(month: Month, report: Report) -> Iterator[FocusCharge]:
     start_ms, end_ms = month.span(report.tz)
     seen: dict[Hashable, int] = {}
 

@@ -28,10 +28,10 @@ from accountant.billing.quota_usage import ModelSpans, QuotaRow, quotas
 from accountant.billing.statements import (
     NOTHING_BESIDE,
     Adjustment,
+    BookedItems,
     Correction,
     Statement,
     StatementLine,
-    UnmeteredItems,
     invoice_number,
     payable_lines,
 )
@@ -86,8 +86,8 @@ class MonthBooks:
 
     kept: Statement | None = None
     kept_before: Statement | None = None
-    beside: UnmeteredItems = NOTHING_BESIDE
-    later: UnmeteredItems = NOTHING_BESIDE
+    beside: BookedItems = NOTHING_BESIDE
+    later: BookedItems = NOTHING_BESIDE
     period: str = ""
     imports: tuple[ImportRow, ...] = ()
 
@@ -344,7 +344,7 @@ class Report:
     imports: tuple[ImportRow, ...] = ()
     details: Details | None = None
     issuer: InvoiceIssuer | None = None
-    later: UnmeteredItems = NOTHING_BESIDE
+    later: BookedItems = NOTHING_BESIDE
     since_ms: int = 0
     by_memory: bool = False
     example_prices: bool = False

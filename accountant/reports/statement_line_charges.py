@@ -1,6 +1,6 @@
 """Divides a statement into FOCUS charges that add up to it exactly.
 
-accountant.reports.focus_charge_rows writes them as FOCUS files; docs/reports.md describes the columns.
+accountant.reports.focus_charge_rows makes the cells of FOCUS of them; docs/reports.md describes the columns.
 
 Invariants:
 - The hours of a statement line's charges add up exactly to the line's hours. Each charge costs exactly its unit price
@@ -8,7 +8,7 @@ Invariants:
 - So a team's charges add up to its amount due in the statement, and all charges to the statement's total.
 - Who held what on which day comes from the present records. For a closed month they only divide the stored lines, whose
   amounts never change.
-- Time without a price, unmetered time and down time is no charge (accountant.reports.focus_charge_rows lists it)."""
+- Time without a price, unmetered time and down time is no charge (accountant.exports.focus lists it)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Stores the ledger in DuckDB.
 
-`DuckLedger` writes. Its moments, which answer questions, are `read_snapshot.Snapshot`, and what is known without a
-table is `commit_status.CommitStatus`."""
+`duckdb_ledger.DuckLedger` writes; what it may do within one transaction is in `transactions`, and how a batch becomes
+rows in `write`. Its moments, which answer questions, are `read_snapshot.Snapshot`, with one module for each question in
+`query`. What is known without a table is `commit_status.CommitStatus`."""
 
 from __future__ import annotations
 

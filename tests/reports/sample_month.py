@@ -7,7 +7,7 @@ from decimal import Decimal
 from functools import cache
 from typing import Any
 
-from accountant.billing.statements import Adjustment, Correction, StatementLine, UnmeteredItems
+from accountant.billing.statements import Adjustment, BookedItems, Correction, StatementLine
 from accountant.core.settings import InvoiceIssuer
 from accountant.ledger.protocols import EpochReport, JobKey, QueuedPod
 from accountant.prices.price_book import PriceBook
@@ -80,7 +80,7 @@ def _pod(number: int) -> QueuedPod:
     return QueuedPod("prod", team, team, facts)
 
 
-def beside() -> UnmeteredItems:
+def beside() -> BookedItems:
     line = StatementLine(
         "vision", "busy", "", "NVIDIA H100 80GB HBM3", "on-demand", "h100", Decimal("6.88"), -5 * HOUR_MS * 1000,
         Decimal("-5.000000000"), Decimal("-34.40000000000"),
@@ -89,9 +89,7 @@ def beside() -> UnmeteredItems:
         "2026-10-A1", "2026-10", "2026-10", "vision", Decimal("-250.00"), "USD", "node-7 lost a night", "ann", "bob",
         START_MS + DAY_MS,
     )  # fmt: skip
-    return UnmeteredItems(
-        "2026-10", (Correction("2026-09", "2026-10", "late facts", line, Decimal("-34.40")),), (credit,)
-    )
+    return BookedItems("2026-10", (Correction("2026-09", "2026-10", "late facts", line, Decimal("-34.40")),), (credit,))
 
 
 def october(*rows: Row, **options: Any) -> Report:

@@ -1,4 +1,5 @@
-"""Fills the FOCUS columns of each charge of a month, and writes FOCUS 1.4 and 1.2 files.
+"""Writes the charges of a month as files of FOCUS 1.4 and 1.2. accountant.reports.focus_charge_rows makes the cells of
+the charges, by the rules for the format that it lists.
 
 `render_bundle` writes the three data sets of FOCUS 1.4. An invoice line is the sum of a team's charges of one kind:
 usage (commitments included), correction, credit, additional charge or rounding. The rounding to the currency's minor
@@ -8,14 +9,7 @@ versions on which the figures are based, so that a reader sees what the files le
 
 `render_projection` writes the one table of FOCUS 1.2. Compared with 1.4, it has no Invoice Detail or Billing Period,
 ServiceProviderName is called ProviderName, and PublisherName is required. Prices and costs are also given in the
-pricing currency, which equals the billing currency.
-
-Rules for the format (FOCUS 1.4, columns and attributes):
-
-- A period is half-open, in UTC.
-- Null is an empty cell, and numbers are plain decimals.
-- Custom columns begin with `x_` and come last.
-- Without a SkuPriceId there is no unit price, quantity or pricing category."""
+pricing currency, which equals the billing currency."""
 
 from __future__ import annotations
 

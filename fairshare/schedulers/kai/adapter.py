@@ -1,5 +1,5 @@
-"""Reads KAI-Scheduler's objects, writes weights to its Queues, and reports when KAI's configuration gives them no
-effect.
+"""Reads KAI-Scheduler's objects, says which field of its Queues carries the weight, and reports when KAI's
+configuration gives it no effect.
 
 In mode `usage` KAI reads usage from the accountant and counts history itself. Weights stay as the operator set them,
 except in a turn for a gang that no weight admits. In mode `weight` the controller writes one field,
@@ -114,7 +114,7 @@ _METRICS = {
 
 
 class KaiAdapter(Adapter):
-    """Reads KAI's objects, and writes over-quota weights to its Queues."""
+    """Reads KAI's objects. Weights are the over-quota weights of its Queues."""
 
     name = "kai"
     prefixes = (PREFIX,)
