@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 _PAUSE = threading.Event()
+_ENDLESS = b"HTTP/1.0 200 OK\r\nContent-Length: 999999999\r\n\r\n"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -29,7 +30,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def trickle(self, begin: bytes = b"HTTP/1.0 200 OK\r\nContent-Length: 999999999\r\n\r\n") -> None:
+    def trickle(self, begin: bytes = _ENDLESS) -> None:
         """Send this, and then a byte now and then until the client has gone."""
         with contextlib.suppress(OSError):
             self.wfile.write(begin)
@@ -42,10 +43,13 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Trickling(Handler):
-    """Sends answers that do not end."""
+    """Sends answers that do not end. begin: how they begin."""
+
+    begin = _ENDLESS
 
     def do_GET(self) -> None:
-        self.trickle()
+        self.content()
+        self.trickle(self.begin)
 
     do_POST = do_GET  # noqa: N815
 

@@ -15,7 +15,7 @@ from accountant.channels.protocol import (
     Webhook,
 )
 from gputally.testing.http_receiver import HANGS_UP, http_receiver
-from gputally.testing.http_server import Handler, listening
+from gputally.testing.http_server import Trickling, listening
 from tests.channels.letter import LETTER
 from tests.plugin_cases import plugin_cases
 
@@ -66,12 +66,10 @@ def test_a_webhook_that_answers_byte_by_byte_holds_nobody(tmp_path, monkeypatch,
     """The status decides; the rest is not worth a wait, and has a largest size."""
     monkeypatch.setattr(protocol, "TIMEOUT_SECONDS", 0.5)
 
-    class Trickling(Handler):
-        def do_POST(self):
-            self.content()
-            self.trickle(b"HTTP/1.0 %d X\r\nContent-Length: 999999999\r\n\r\n" % status)
+    class Answers(Trickling):
+        begin = b"HTTP/1.0 %d X\r\nContent-Length: 999999999\r\n\r\n" % status
 
-    with listening(Trickling) as url:
+    with listening(Answers) as url:
         hook = Webhook(secret(tmp_path, url), plain)
         if status == 200:
             assert hook.deliver(LETTER) == "accepted by 127.0.0.1"

@@ -16,7 +16,7 @@ from gputally.base import http_calls
 from gputally.base.accountant_connection import AccountantConnection, Unanswered
 from gputally.base.called_off import CalledOff, Work, make_current
 from gputally.base.prometheus_api import Prometheus
-from gputally.testing.http_server import Handler, TricklingHead, listening
+from gputally.testing.http_server import Handler, Trickling, TricklingHead, listening
 
 
 class Fault(Exception):
@@ -50,14 +50,15 @@ def test_a_server_that_sends_a_byte_now_and_then_is_left_and_the_reason_is_said(
     """It would hold a thread for as long as it likes: every byte begins a socket's own time limit anew."""
     left = threading.Event()
 
-    class Trickling(Handler):
+    class Watched(Trickling):
+        begin = b"HTTP/1.0 200 OK\r\nContent-Length: 999999999\r\n" + (b"\r\n" if part == "body" else b"X-Long: ")
+
         def do_GET(self) -> None:
-            begin = b"HTTP/1.0 200 OK\r\nContent-Length: 999999999\r\n"
-            self.trickle(begin + (b"\r\n" if part == "body" else b"X-Long: "))
+            super().do_GET()
             left.set()
 
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    with listening(Trickling) as url:
+    with listening(Watched) as url:
         with pytest.raises(httpx2.ReadTimeout, match=r"no whole answer within 0\.5 s"):
             http_calls.exchange(tls, "GET", url, seconds=0.5, most_bytes=10**9)
         assert left.wait(30), "the connection is closed"

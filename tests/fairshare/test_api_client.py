@@ -17,7 +17,7 @@ from gputally.base.errors import ClusterError, ClusterRefused, ClusterUnavailabl
 from gputally.kubernetes import api_client
 from gputally.kubernetes.api_client import MOST_LINE_BYTES, PAGE, KubernetesCluster
 from gputally.kubernetes.objects import CONFIG_MAP, Event
-from gputally.testing.http_server import Handler, TricklingHead, listening
+from gputally.testing.http_server import Handler, Trickling, TricklingHead, listening
 from tests.fairshare.builders import object_of
 from tests.fakes.fault_proxy import Fault, fault_proxy
 
@@ -215,11 +215,6 @@ def test_a_request_that_gets_no_answer_is_repeated_at_most_once(
         with pytest.raises(ClusterUnavailable):
             cluster.apply(object_of(QUEUE, "a"), field_manager="us")
         assert len(proxy.seen) == reads + writes
-
-
-class Trickling(Handler):
-    def do_GET(self) -> None:
-        self.trickle()
 
 
 def test_an_answer_that_comes_byte_by_byte_ends_with_the_time_of_its_request() -> None:

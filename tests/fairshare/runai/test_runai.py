@@ -24,7 +24,7 @@ from gputally.base.errors import ClusterError, ClusterRefused, ClusterUnavailabl
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, POD
 from gputally.kubernetes.scheduler_plugins import own_schedulers
-from gputally.testing.http_server import Handler, listening
+from gputally.testing.http_server import Trickling, listening
 from tests.fairshare.conftest import Accountant, Make
 from tests.fairshare.failing_writes import FaultAt
 from tests.fairshare.observations import condition, reasons_of, results_of
@@ -334,14 +334,6 @@ def test_an_answer_of_runai_is_bounded_in_size_and_time(
     credentials: Path, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a slow proxy would hold a cycle of the controller for as long as it likes."""
-
-    class Trickling(Handler):
-        def do_POST(self) -> None:
-            self.content()
-            self.trickle()
-
-        do_GET = do_POST
-
     with listening(Trickling) as url, RunaiApi(url, credentials, clock, timeout_s=0.5) as api:
         with pytest.raises(ClusterUnavailable, match="no whole answer within"):
             api.node_pools()
