@@ -528,6 +528,13 @@ def test_the_controller_may_read_the_schedulers_configmaps_that_are_named(render
     assert (rule["resourceNames"], rule["verbs"]) == (names, ["get"])
 
 
+def test_the_controller_may_read_no_configmap_if_none_is_named(render: Any) -> None:
+    """A rule without names would allow all of the cluster."""
+    found = render({"fairshare": {"rbac": {"schedulerConfigMaps": []}}})
+    role = found.by_name["ClusterRole", "metering-gputally-fairshare"]
+    assert not [rule for rule in role["rules"] if "configmaps" in rule["resources"]]
+
+
 @pytest.mark.parametrize("wanted", [True, False])
 def test_another_chart_installs_this_one_on_a_condition(tmp_path: Path, wanted: bool) -> None:
     folder = chart_of_charts(tmp_path / "platform", condition="gputally.enabled")
