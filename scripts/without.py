@@ -1,31 +1,42 @@
 """Runs tests in a copy of the repository that lacks a plug-in: what fails there belongs to the plug-in or is a fault.
 
     python -m scripts.without exports.xlsx schedulers.kai -- tests/exports tests/reports -q
+    python -m scripts.without --each channels exports.xlsx -- tests/docs
 
 A plug-in is named by its seam and name, as in `gputally plugins`. The copy lacks the module or folder of each, its
 entry points, its example of chart values, and the folders of tests that have its name; what is generated of manifests
 is generated again. pytest runs in the copy with what follows `--`, and its exit code is this one's. `--keep FOLDER`
-leaves the copy there."""
+leaves the copy there.
+
+A seam stands for all its plug-ins, and no name for all plug-ins. `--each` deletes them one at a time, each in a copy
+of its own, and prints a line with the figures of each and the tests that failed without it. It exits 1 if any did."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import tomllib
+import xml.etree.ElementTree as ET  # of our own pytest
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).parents[1]
 
 
 def place_of(copy: Path, name: str, module: str) -> Path:
     """Return the folder or module (without `.py`) of a plug-in. module: that of its entry point."""
-    # The folder of a plug-in is below that of its seam, which has the protocol or other plug-ins in it.
+    # The folder of a plug-in is below that of its seam, which has the protocol or other plug-ins in it. The tool of an
+    # assistant is a module in the package that it asks.
     place = copy.joinpath(*module.split("."))
-    return place.parent if (place.parent / "__init__.py").exists() and place.parent.name == _own(name) else place
+    own = place.parent.name == _own(name) and place.name != "assistant_tool"
+    return place.parent if (place.parent / "__init__.py").exists() and own else place
 
 
 def tests_of(copy: Path, seam: str, name: str) -> list[Path]:
@@ -110,29 +121,89 @@ def copied(copy: Path) -> None:
     (copy / ".venv").symlink_to(ROOT / ".venv")
 
 
+def named(words: list[str]) -> list[str]:
+    """Return the plug-ins (SEAM.NAME) that these words name, one of each folder. No words: all."""
+    points = {group.removeprefix("gputally."): found for group, found in entry_points(ROOT).items() if "." in group}
+    every = {f"{seam}.{name}": place_of(ROOT, name, point.partition(":")[0])
+             for seam, found in points.items() for name, point in found.items()}  # fmt: skip
+    if unknown := [word for word in words if word not in every and word not in points]:
+        raise SystemExit(f"no plug-in and no seam: {', '.join(unknown)}")
+    chosen = [one for one in every if not words or one in words or one.partition(".")[0] in words]
+    return list({every[one]: one for one in reversed(chosen)}.values())[::-1]
+
+
+def tried(copy: Path, plugins: list[str], tests: list[str], log: IO[bytes] | None = None) -> int:
+    """Make a copy without plug-ins and run tests there. log: takes what is printed. Returns an exit code."""
+    copy.mkdir()
+    copied(copy)
+    deleted(copy, plugins)
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
+
+    def run(*command: str, **more: str) -> int:
+        call = [sys.executable, "-m", *command]
+        return subprocess.run(call, cwd=copy, env=environment | more, stdout=log, stderr=log, check=False).returncode  # noqa: S603 - our own code
+
+    chart = ("pytest", "-q", "-n", "0", "tests/chart/test_manifests.py", "-k", "golden")
+    code = run("scripts.reference_pages") or run(*chart, GPUTALLY_GOLDEN="update")
+    return code or (run("pytest", *tests) if tests else 0)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run of pytest found. failed: the names of tests."""
+
+    passed: int
+    failed: tuple[str, ...]
+    seconds: float
+
+
+def outcome_of(report: Path) -> Outcome:
+    """Read pytest's report in JUnit's format."""
+    (suite,) = ET.parse(report).getroot().iter("testsuite")  # noqa: S314 - of our own pytest
+    failed = tuple(
+        f"{case.get('classname')}::{case.get('name')}"
+        for case in suite.iter("testcase")
+        if case.find("failure") is not None or case.find("error") is not None
+    )
+    skipped = int(suite.get("skipped", 0))
+    return Outcome(int(suite.get("tests", 0)) - len(failed) - skipped, failed, float(suite.get("time", 0)))
+
+
+def each(plugins: list[str], tests: list[str]) -> int:
+    """Try every plug-in by itself, and print a table."""
+    print(f"{'without':<28}{'passed':>8}{'failed':>8}{'s':>8}", flush=True)
+    worst = 0
+    for plugin in plugins:
+        with tempfile.TemporaryDirectory() as folder:
+            report, log = Path(folder) / "report.xml", Path(folder) / "log"
+            with log.open("wb") as printed, contextlib.redirect_stdout(io.StringIO()):
+                code = tried(Path(folder) / "copy", [plugin], [*tests, f"--junit-xml={report}"], printed)
+            worst = max(worst, int(code != 0))
+            if report.exists():
+                found = outcome_of(report)
+                print(f"{plugin:<28}{found.passed:>8}{len(found.failed):>8}{found.seconds:>8.0f}", flush=True)
+                print("".join(f"    {name}\n" for name in found.failed), end="", flush=True)
+            else:
+                print(f"{plugin:<28}no tests ran\n{log.read_text(errors='replace')[-3_000:]}", flush=True)
+    return worst
+
+
 def main(argv: list[str]) -> int:
-    own, found, tests = argv, False, []
+    own, tests = argv, []
     if "--" in argv:
-        at, found = argv.index("--"), True
-        own, tests = argv[:at], argv[at + 1 :]
+        at = argv.index("--")
+        own, tests = argv[:at], argv[at + 1 :] or ["tests"]
     parser = argparse.ArgumentParser(prog="python -m scripts.without", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("plugins", nargs="+", metavar="SEAM.NAME")
+    parser.add_argument("plugins", nargs="*", metavar="SEAM[.NAME]")
+    parser.add_argument("--each", action="store_true", help="one at a time")
     parser.add_argument("--keep", type=Path, help="a new folder for the copy")
     options = parser.parse_args(own)
+    if options.each and not tests:
+        parser.error("--each needs the tests to run, after --")
+    if options.each:
+        return each(named(options.plugins), tests)
     with tempfile.TemporaryDirectory() as folder:
-        copy = (options.keep or Path(folder) / "copy").resolve()
-        copy.mkdir()
-        copied(copy)
-        deleted(copy, options.plugins)
-        environment = {**os.environ, "PYTHONPATH": str(copy)}
-
-        def run(*command: str, **more: str) -> int:
-            done = subprocess.run([sys.executable, "-m", *command], cwd=copy, env=environment | more, check=False)  # noqa: S603 - our own code
-            return done.returncode
-
-        chart = ("pytest", "-q", "-n", "0", "tests/chart/test_manifests.py", "-k", "golden")
-        code = run("scripts.reference_pages") or run(*chart, GPUTALLY_GOLDEN="update")
-        return code or (run("pytest", *tests) if found else 0)
+        return tried((options.keep or Path(folder) / "copy").resolve(), named(options.plugins), tests)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""The suite of channels over a webhook, whose URL is in a file."""
+"""The suite of channels over a webhook, whose URL is in a file, and such a channel as a destination."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,12 @@ class WebhookSuite(ChannelSuite):
         with http_receiver() as server:
             (tmp_path / "url").write_text(f"{server.url}/services/s3cret")
             yield Medium({"url_file": str(tmp_path / "url")}, server, secrets=("s3cret",))
+
+
+@contextmanager
+def destination(folder: Path) -> Iterator[object]:
+    """Yield the settings, as long as the server runs. folder: for the file with the URL."""
+    with http_receiver() as server:
+        place = folder / f"url-{server.url.rpartition(':')[2]}"
+        place.write_text(f"{server.url}/services/s3cret")
+        yield {"url_file": str(place)}

@@ -13,8 +13,12 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
+from accountant.exports.protocol import exports
 from gputally.base.money import exact_sum
 from tests.plugin_cases import plugin_cases
+
+TEXT = next(export for export in exports().values() if not (export.binary or export.charges))
+"""Some installed format, which takes no time and is for any days."""
 
 
 def cases_of(name: str) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from gputally.base.clock import VirtualClock
 from gputally.server.tokens_and_grants import AllowAll, Authenticator, TokenFile, sha256
 from tests import empty_ledger
 from tests.fakes.memory_ledger import MINUTE_MS, NOW_MS, MemoryLedger
+from tests.plugins.installed import fake_channels
 from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_holder
 
@@ -190,6 +191,13 @@ def settings_in(folder: Path, **given: Any) -> Settings:
         given[name] = file
     opened = {} if "tokens" in given else {"auth": "off"}
     return Settings(**({"data": empty_ledger.data(folder / "data"), "linger_ms": 0} | opened | given))
+
+
+@pytest.fixture
+def channels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Have the channels of gputally.testing installed."""
+    with fake_channels(tmp_path_factory.mktemp("channels")):
+        yield
 
 
 StartService = Callable[..., tuple[Service, TestClient]]

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 from accountant.composition import Service
 from accountant.ledger.protocols import JobKey
 from agent.wire import PodFacts, UsageInterval
+from tests.exports.format_cases import TEXT
 from tests.http.conftest import (
     NOW_MS,
     PUBLIC_ROUTES,
@@ -382,7 +383,7 @@ def _with_commitments() -> str:
 
 
 @pytest.fixture
-def two_teams(tmp_path, clock) -> Iterator[TestClient]:
+def two_teams(tmp_path, clock, channels) -> Iterator[TestClient]:
     queues = "".join(f"  - {{name: {team}-queue, team: {team}, deserved: 1}}\n" for team in (OURS, THEIRS))
     budgets = "".join(f"  - {{name: {team}-budget, team: {team}, limit: 1}}\n" for team in (OURS, THEIRS))
     settings = settings_in(
@@ -391,8 +392,8 @@ def two_teams(tmp_path, clock) -> Iterator[TestClient]:
         inventory="schema: 1\ncluster: prod\nnamespaces:\n"
         + "".join(f"  - {{name: {team}, team: {team}}}\n" for team in (OURS, THEIRS)),
         policy=f"schema: 1\nqueues:\n{queues}budgets:\n{budgets}",
-        deliveries=f"schema: 1\ndestinations:\n  disk: {{folder: {tmp_path}/out}}\n"
-        f"reports:\n  - {{of: week, forms: [csv], team: {THEIRS}, to: [disk]}}\n",
+        deliveries=f"schema: 1\ndestinations:\n  disk: {{shelf: {{path: {tmp_path}}}}}\n"
+        f"reports:\n  - {{of: week, forms: [{TEXT.name}], team: {THEIRS}, to: [disk]}}\n",
     )  # fmt: skip
     (tmp_path / "metrics.token").write_text("scrape\n")
     with Service(settings, clock) as service:

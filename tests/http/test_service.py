@@ -365,9 +365,9 @@ def test_a_commitment_of_a_team_that_nothing_names_waits_until_something_does(tm
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_deliveries_about_a_team_that_nothing_names_wait_and_the_others_go_on(tmp_path, clock, logs, restart):
+def test_deliveries_about_a_team_that_nothing_names_wait_and_the_others_go_on(tmp_path, clock, logs, channels, restart):
     order = "{team: TEAM, to: [x], when: ended}"
-    start = f"schema: 1\ndestinations: {{x: {{folder: {tmp_path}}}}}\n"
+    start = f"schema: 1\ndestinations: {{x: {{shelf: {{path: {tmp_path}}}}}}}\n"
     before = f"{start}reports: [{order.replace('TEAM', 'vision')}]\n"
     after = (
         f"{start}reports: [{order.replace('TEAM', 'vision')}, {order.replace('TEAM', 'speech')}]\n"

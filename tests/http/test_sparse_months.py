@@ -9,6 +9,7 @@ import io
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
@@ -52,11 +53,9 @@ from gputally.base.plugins import usable
 from gputally.base.units import MS_PER_DAY
 from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
 from gputally.server.https_server import serve
-from gputally.testing.http_receiver import http_receiver
-from tests.exports.format_cases import cases_of
+from tests.exports.format_cases import TEXT, cases_of
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.fairshare.web.controller_pages import quick, sample
-from tests.fakes.mailserver import mail_server
 from tests.http.addresses import FIGURES, NO_FIGURES, address
 from tests.http.conftest import (
     NOW_MS,
@@ -68,6 +67,7 @@ from tests.http.conftest import (
     settings_in,
 )
 from tests.plugin_cases import plugin_cases
+from tests.plugins.installed import fake_channels
 
 PRICES = (
     "schema: 1\ncurrency: EUR\nrows:\n  - {id: h100, model: H100, price: 2.40, per: gpu-hour,"
@@ -183,19 +183,19 @@ def controllers_pages(service: Service, clock: VirtualClock, folder: Path) -> di
 @pytest.fixture(scope="module", params=MONTHS)
 def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     month, folder, clock = MONTHS[request.param], tmp_path_factory.mktemp("month"), VirtualClock(NOW_MS)
-    with mail_server() as mail, http_receiver() as chat:
-        (folder / "url").write_text(f"{chat.url}/services/s3cret")
-        places = {
-            "folder": str(folder / "sent"),
-            **{name: {"url_file": str(folder / "url")} for name in plugin_cases("channels")},
-            "smtp": {"server": mail.address, "from": "g@example.com", "to": ["a@example.com"], "tls": "off"},
-            "msteams": {"url_file": str(folder / "url")},
-        }  # fmt: skip
-        assert places.keys() == usable(SEAM, ChannelPlugin).keys(), "a new kind of destination needs a row"
-        order = {"when": "ended", "forms": ["html"], "to": list(places)}
+    with ExitStack() as stack:
+        (folder / "path").mkdir()
+        places: dict[str, object] = {
+            one.NAME: stack.enter_context(one.destination(folder))
+            for one in plugin_cases("channels", "destination").values()
+        }
+        assert places.keys() == usable(SEAM, ChannelPlugin).keys(), "a new kind of destination needs a module"
+        stack.enter_context(fake_channels(folder / "path"))
+        places["shelf"] = {"path": str(folder)}
+        order = {"when": "ended", "forms": [TEXT.name], "to": list(places)}
         orders = {
             "destinations": {kind: {kind: place} for kind, place in places.items()},
-            "reports": [order, order | {"each_team": True, "to": ["folder"]}],
+            "reports": [order, order | {"each_team": True, "to": ["shelf"]}],
         }
         settings = settings_in(
             folder, prices=month.prices, inventory=SPACES, deliveries=json.dumps(orders),

@@ -1,4 +1,5 @@
-"""The deliveries of an accountant over plain rows, on a virtual clock, with a channel that keeps what it gets."""
+"""The deliveries of an accountant over plain rows, on a virtual clock, with a channel that keeps what it gets. Its file
+names the channels of gputally.testing, which a test has installed."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ HEAD = """\
 schema: 1
 link: https://gputally.example.com
 destinations:
-  disk: {folder: /reports}
-  chat: {msteams: {url_file: /url}}
+  disk: {shelf: {path: /reports}}
+  chat: {bell: {url_file: /url}}
 """
 PRICES = "id: h100, model: H100, price: '2.10', valid_from: 2026-01-01"
 

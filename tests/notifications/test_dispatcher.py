@@ -13,6 +13,7 @@ from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.channels.protocol import DeliveryUncertain, Message, Refused
 from accountant.composition import Service
 from accountant.core.settings import Settings
+from accountant.exports.protocol import exports
 from accountant.notifications.dispatcher import CACHE_MS, Dispatcher
 from accountant.prices.price_book import Billing, IdlePolicy
 from gputally.base.clock import VirtualClock
@@ -20,6 +21,7 @@ from gputally.base.units import MS_PER_DAY
 from gputally.testing.http_receiver import ACCEPTS, HANGS_UP, http_receiver
 from tests import empty_ledger
 from tests.billing.usage_rows import at, held, price_book, quota_policy, unheld
+from tests.exports.format_cases import TEXT
 from tests.fakes.list_ledger import Row
 from tests.moments import present
 from tests.notifications.delivery_site import OCTOBER, PRICES, Basket, Site
@@ -42,16 +44,13 @@ def rows() -> list[Row]:
 
 
 def test_a_report_goes_out_when_its_month_is_closed_and_never_again(rows):
-    site = Site("reports:\n  - {forms: [csv, json, focus], to: [disk]}\n  - {team: vision, to: [chat]}\n", rows)
+    forms = [name for name, export in exports().items() if export.charges or not export.binary]
+    site = Site(f"reports:\n  - {{forms: {forms}, to: [disk]}}\n  - {{team: vision, to: [chat]}}\n", rows)
     assert site.run() == []
     site.close_october()
     assert site.run() == ["GPU report 2026-10, all teams", "GPU report 2026-10, team vision"]
     whole, chat = site.basket.letters
-    assert [file.name for file in whole.attachments] == [
-        "gputally-2026-10.csv",
-        "gputally-2026-10.json",
-        "gputally-2026-10.focus.zip",
-    ]
+    assert [file.name for file in whole.attachments] == [f"gputally-2026-10.{exports()[form].suffix}" for form in forms]
     assert whole.link == ("Open in gputally", "https://gputally.example.com/month/2026-10")
     assert chat.attachments == ()
     assert chat.link is not None
@@ -65,7 +64,7 @@ def test_a_report_goes_out_when_its_month_is_closed_and_never_again(rows):
 
 
 def test_what_was_refused_is_tried_again_and_what_may_have_arrived_is_not(rows):
-    site = Site("reports:\n  - {forms: [csv], to: [disk]}\n", rows)
+    site = Site(f"reports:\n  - {{forms: [{TEXT.name}], to: [disk]}}\n", rows)
     site.close_october()
     site.basket.trouble = [Refused("disk full"), DeliveryUncertain("hung up")]
     assert site.run() == []
@@ -86,7 +85,7 @@ def test_a_process_that_died_while_sending_leaves_it_to_a_person(rows):
     class Died(BaseException):
         pass
 
-    site = Site("reports:\n  - {forms: [csv], to: [disk]}\n", rows)
+    site = Site(f"reports:\n  - {{forms: [{TEXT.name}], to: [disk]}}\n", rows)
     site.close_october()
 
     def deliver(letter: Message) -> str:
@@ -109,7 +108,7 @@ def test_a_process_that_died_while_sending_leaves_it_to_a_person(rows):
 
 
 def test_a_defect_in_sending_leaves_that_delivery_unsure_and_the_others_are_sent(rows):
-    site = Site("reports:\n  - {forms: [csv], to: [disk]}\n  - {team: vision, to: [chat]}\n", rows)
+    site = Site(f"reports:\n  - {{forms: [{TEXT.name}], to: [disk]}}\n  - {{team: vision, to: [chat]}}\n", rows)
     site.close_october()
     site.basket.trouble = [ZeroDivisionError("a defect")]
     assert site.run() == ["GPU report 2026-10, team vision"]
@@ -117,7 +116,7 @@ def test_a_defect_in_sending_leaves_that_delivery_unsure_and_the_others_are_sent
 
 
 def test_a_report_that_cannot_be_made_is_tried_again_and_the_others_are_sent(rows):
-    site = Site("reports:\n  - {forms: [csv], to: [disk]}\n  - {team: vision, to: [chat]}\n", rows)
+    site = Site(f"reports:\n  - {{forms: [{TEXT.name}], to: [disk]}}\n  - {{team: vision, to: [chat]}}\n", rows)
     site.close_october()
     defects, moment = [ZeroDivisionError("a defect")], site.ledger.moment
 
@@ -134,7 +133,7 @@ def test_a_report_that_cannot_be_made_is_tried_again_and_the_others_are_sent(row
 
 
 def test_a_destination_that_fails_for_days_is_given_up(rows):
-    site = Site("reports:\n  - {forms: [csv], to: [disk]}\n", rows)
+    site = Site(f"reports:\n  - {{forms: [{TEXT.name}], to: [disk]}}\n", rows)
     site.close_october()
     site.basket.trouble = [Refused("no route")] * 100
     for _ in range(200):
@@ -161,7 +160,8 @@ def test_budgets_are_told_at_every_threshold_once():
 
 def test_the_ledger_is_asked_seldom_and_hardly_where_everything_was_told(rows):
     site = Site(
-        "reports:\n  - {each_team: true, forms: [csv], to: [disk]}\nnotices:\n  - {about: [budgets], to: [chat]}\n",
+        f"reports:\n  - {{each_team: true, forms: [{TEXT.name}], to: [disk]}}\n"
+        "notices:\n  - {about: [budgets], to: [chat]}\n",
         rows, "2026-11-06",
     )  # fmt: skip
     site.put_budget(limit="10")
@@ -199,7 +199,7 @@ def test_the_ledger_is_asked_seldom_and_hardly_where_everything_was_told(rows):
 
 def test_a_team_that_only_pays_gets_its_report_too(rows):
     """For its unused guarantee, or for a manual charge."""
-    site = Site("reports:\n  - {each_team: true, forms: [csv], to: [disk]}\n", rows)
+    site = Site(f"reports:\n  - {{each_team: true, forms: [{TEXT.name}], to: [disk]}}\n", rows)
     site.ledger.add(unheld("2026-10-01", "2026-11-01"))
     site.ledger.put_policy(quota_policy(robotics=1), 0)
     book = price_book(PRICES).model_copy(update={"billing": Billing(idle=IdlePolicy(guaranteed="owner"))})
@@ -280,19 +280,20 @@ def test_the_service_delivers_and_shows_what_it_delivered(tmp_path):
     clock = VirtualClock(at("2026-11-02T12:00"))
     with http_receiver() as hook:
         (tmp_path / "url").write_text(f"{hook.url}/services/s3cret")
+        name = f"gputally-2026-W44.{TEXT.suffix}"
         hook.answer = HANGS_UP
         settings = serving(
             tmp_path,
             "schema: 1\ndestinations:\n"
-            f"  disk: {{folder: {tmp_path}/reports}}\n  chat: {{msteams: {{url_file: {tmp_path}/url}}}}\n"
-            "reports:\n  - {of: week, forms: [html], to: [disk, chat]}\n",
+            f"  disk: {{shelf: {{path: {tmp_path}}}}}\n  chat: {{bell: {{url_file: {tmp_path}/url}}}}\n"
+            f"reports:\n  - {{of: week, forms: [{TEXT.name}], to: [disk, chat]}}\n",
         )
         with Service(settings, clock) as service:
             client = TestClient(service.app, base_url="http://127.0.0.1")
             assert service.deliveries is not None
             service.deliveries.run()
             states = {one["key"].split("/")[3]: one for one in client.get("/v1/deliveries").json()}
-            assert (states["disk"]["outcome"], states["disk"]["detail"]) == ("delivered", "gputally-2026-W44.html")
+            assert (states["disk"]["outcome"], states["disk"]["detail"]) == ("delivered", name)
             assert (states["chat"]["outcome"], states["chat"]["next_ms"]) == ("unsure", None)
             assert 'gputally_deliveries{outcome="unsure"} 1.0' in client.get("/metrics").text
             ordered = {"key": states["chat"]["key"], "reason": "nobody saw it"}
@@ -302,7 +303,7 @@ def test_the_service_delivers_and_shows_what_it_delivered(tmp_path):
             service.deliveries.run()
             trail = client.get("/v1/audit").json()["acts"]
         assert [act["kind"] for act in trail] == ["delivery"] * 7
-        assert (tmp_path / "reports" / "gputally-2026-W44.html").read_text().startswith("<!doctype html>")
+        assert (tmp_path / name).read_text()
         assert [b"GPU report 2026-W44, all teams" in body for body in hook.bodies] == [True] * 2
         with Service(settings, clock) as service:
             assert service.deliveries is not None
@@ -319,8 +320,8 @@ def test_without_orders_there_is_nothing_to_show(tmp_path):
 def test_the_command_lists_and_orders_once_more(tmp_path, capsys):
     settings = serving(
         tmp_path,
-        f"schema: 1\ndestinations: {{disk: {{folder: {tmp_path}/reports}}}}\n"
-        "reports: [{of: week, forms: [csv], to: [disk]}]\n",
+        f"schema: 1\ndestinations: {{disk: {{shelf: {{path: {tmp_path}}}}}}}\n"
+        f"reports: [{{of: week, forms: [{TEXT.name}], to: [disk]}}]\n",
     )
     with running_accountant(settings, VirtualClock(at("2026-11-02T12:00"))) as (service, url):
         assert service.deliveries is not None
@@ -344,10 +345,12 @@ def test_a_channel_that_hangs_stops_no_other_and_gets_no_further_message_until_i
             worked.set()
             return "taken"
 
-    site = Site("reports:\n  - {when: ended, forms: [csv], to: [disk, chat]}\n", [held("2026-10-01", "2026-10-02")])
+    site = Site(
+        f"reports:\n  - {{when: ended, forms: [{TEXT.name}], to: [disk, chat]}}\n", [held("2026-10-01", "2026-10-02")]
+    )
     site.dispatcher = Dispatcher(
         site.ledger, site.books, Settings(auth="off"), site.clock, lambda: site.deliveries_file,
-        lambda to: Hanging() if to.channel.name == "folder" else site.basket, most_s=0.05,
+        lambda to: Hanging() if to.channel.name == "shelf" else site.basket, most_s=0.05,
     )  # fmt: skip
     site.dispatcher.run()
     outcomes = {delivery.key.split("/")[3]: delivery.outcome for delivery in site.dispatcher.known()}

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accountant.bookkeeping.month_closing import ClosedMonth
+from accountant.exports.protocol import exports
 from accountant.ledger.journal import numbered
 from accountant.notifications import subscriptions, triggers
 from accountant.notifications.messages import compose
@@ -30,7 +31,7 @@ from gputally.server import config_loading
 
 BERLIN = ZoneInfo("Europe/Berlin")
 GRACE_MS = 5 * MS_PER_DAY
-HEAD = "schema: 1\ndestinations:\n  disk: {folder: /reports}\n  chat: {msteams: {url_file: /url}}\n"
+HEAD = "schema: 1\ndestinations:\n  disk: {shelf: {path: /reports}}\n  chat: {bell: {url_file: /url}}\n"
 
 
 def at(text: str) -> int:
@@ -54,13 +55,9 @@ def reports(text: str, now: str, *months: ClosedMonth, teams: tuple[str, ...] = 
     [
         ("reports:\n  - {to: [nobody]}\n", "deliveries.yaml:6: reports.0.to.0: `destinations` has no 'nobody'"),
         ("reports:\n  - {team: a, each_team: true, to: [disk]}\n", "give team or each_team, not both"),
-        (
-            "reports:\n  - {of: week, forms: [csv, focus], to: [disk]}\n",
-            "focus is only for a month, and this report covers a week",
-        ),
         ("reports:\n  - {forms: [docx], to: [disk]}\n", "deliveries.yaml:6: reports.0.forms.0"),
         ("notices:\n  - {about: [gossip], to: [chat]}\n", "deliveries.yaml:6: notices.0.about.0"),
-        (f"  {'x' * 64}: {{folder: /a}}\n", f"deliveries.yaml:5: destinations.{'x' * 64}"),
+        (f"  {'x' * 64}: {{shelf: {{path: /a}}}}\n", f"deliveries.yaml:5: destinations.{'x' * 64}"),
         ("link: javascript:alert(1)\n", "deliveries.yaml:5: link"),
         ("link: https://here\ncolour: red\n", "deliveries.yaml:6: colour: unknown key"),
     ],
@@ -71,23 +68,25 @@ def test_a_fault_in_the_orders_is_told_with_its_line(text, fault):
     assert fault in str(told.value)
 
 
+@pytest.mark.parametrize("form", [name for name, export in exports().items() if export.charges])
+def test_a_form_with_every_charge_of_a_month_is_for_no_week(form):
+    with pytest.raises(FileFault, match=f"{form} is only for a month, and this report covers a week"):
+        deliveries_file(f"reports:\n  - {{of: week, forms: [{form}], to: [disk]}}\n")
+
+
 @pytest.mark.parametrize(
-    ("destination", "fault"),
+    ("destination", "faults"),
     [
-        ("{}", "give exactly one channel: folder or msteams or "),
-        ("{folder: /x, msteams: {url_file: /y}}", "give exactly one channel: folder or msteams or "),
-        ("{smtp: {server: mail, from: a@b, to: [c@d]}}", "smtp.server"),
-        ("{smtp: {server: 'mail:25', from: 'a@b', to: ['x@y, z@w']}}", "smtp.to.0"),
-        (
-            "{smtp: {server: 'mail:25', from: 'a@b', to: ['x@y'], user: me}}",
-            "give both user and password_file, or neither",
-        ),
+        ("{}", ["give exactly one channel: ", "bell or ", "shelf"]),
+        ("{shelf: {path: /x}, bell: {url_file: /y}}", ["give exactly one channel: ", "bell or ", "shelf"]),
+        ("{shelf: {}}", ["one.shelf.path"]),
+        ("{shelf: {path: /x, colour: red}}", ["one.shelf.colour"]),
     ],
 )
-def test_a_destination_is_one_channel_and_whole(destination, fault):
+def test_a_destination_is_one_channel_and_whole(destination, faults):
     with pytest.raises(FileFault) as told:
         deliveries_file(f"schema: 1\ndestinations:\n  one: {destination}\n", head="")
-    assert fault in str(told.value)
+    assert [fault for fault in faults if fault not in str(told.value)] == []
 
 
 def test_a_closed_month_is_due_once_per_destination_and_team():

@@ -14,17 +14,18 @@ from gputally.base.units import MS_PER_DAY
 from gputally.base.yaml_file import FileFault, parse
 from gputally.server import config_loading
 from tests.billing.usage_rows import held
+from tests.exports.format_cases import TEXT
 from tests.notifications.delivery_site import Site
-from tests.plugins.installed import install
+from tests.plugins.installed import install, install_fake_channels
 
-ORDERS = """\
+ORDERS = f"""\
 schema: 1
 destinations:
-  disk: {folder: /reports}
-  phone: {pager: {number: 7}}
+  disk: {{shelf: {{path: /reports}}}}
+  phone: {{pager: {{number: 7}}}}
 reports:
-  - {forms: [csv], to: [phone, disk]}
-  - {forms: [csv, mine], to: [disk]}
+  - {{forms: [{TEXT.name}], to: [phone, disk]}}
+  - {{forms: [{TEXT.name}, mine], to: [disk]}}
 """
 
 
@@ -50,6 +51,7 @@ def subjects(letters: list[Message]) -> list[str]:
 def test_what_is_broken_refuses_its_own_messages_alone(folder: Path, text: str) -> None:
     points = {"gputally.channels": {"pager": "other_module:CHANNEL"}, EXPORTS: {"mine": "no_module:EXPORT"}}
     install(folder, "other-package", points, other_module=text)
+    install_fake_channels(folder)
     site = Opened("", [held("2026-10-01", "2026-11-01", 2, 0.5, team="vision", namespace="vision", job="train")])
     site.close_october()
     assert site.run() == ["GPU report 2026-10, all teams"]
@@ -64,8 +66,9 @@ def test_what_is_broken_refuses_its_own_messages_alone(folder: Path, text: str) 
 
 
 @pytest.mark.parametrize("old", ["pager: {number: 7}", "mine"])
-def test_a_name_that_nobody_has_is_a_fault_of_the_file(old: str) -> None:
+def test_a_name_that_nobody_has_is_a_fault_of_the_file(folder: Path, old: str) -> None:
+    install_fake_channels(folder)
     points = {"pager: {number: 7}": "pagr: {}", "mine": "mien"}
-    text = ORDERS.replace("[csv, mine]", "[csv]") if old != "mine" else ORDERS
+    text = ORDERS.replace(", mine]", "]") if old != "mine" else ORDERS
     with pytest.raises(FileFault, match=points[old].partition(":")[0]):
         config_loading.validate(parse(text.replace(old, points[old]), "deliveries.yaml"), DeliveriesFile)

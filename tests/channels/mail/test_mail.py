@@ -13,6 +13,9 @@ from accountant.channels.protocol import (
     Refused,
     one_line,
 )
+from accountant.notifications.subscriptions import DeliveriesFile
+from gputally.base.yaml_file import FileFault, parse
+from gputally.server import config_loading
 from tests.channels.letter import LETTER
 from tests.fakes.mailserver import mail_server
 
@@ -90,3 +93,18 @@ def test_a_password_travels_only_under_tls_from_a_trusted_authority(tmp_path):
         with pytest.raises(Refused, match="535") as told:
             Mail(smtp(server, ca_file=str(tmp_path / "ca.pem"), **known)).deliver(LETTER)
         assert "wrong" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ("server: mail, from: a@b, to: [c@d]", "smtp.server"),
+        ("server: 'mail:25', from: 'a@b', to: ['x@y, z@w']", "smtp.to.0"),
+        ("server: 'mail:25', from: 'a@b', to: ['x@y'], user: me", "give both user and password_file, or neither"),
+    ],
+)
+def test_the_settings_of_a_mail_server_are_whole(settings, fault):
+    text = f"schema: 1\ndestinations:\n  one: {{smtp: {{{settings}}}}}\n"
+    with pytest.raises(FileFault) as told:
+        config_loading.validate(parse(text, "deliveries.yaml"), DeliveriesFile)
+    assert fault in str(told.value)

@@ -1,0 +1,7 @@
+"""Teams as a destination of a deliveries file."""
+
+from __future__ import annotations
+
+from tests.channels.webhooks import destination as destination
+
+NAME = "msteams"
