@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from html import unescape
 
 import pytest
 from hypothesis import given, settings
@@ -20,8 +21,10 @@ from accountant.history_import.import_run import (
     source_of,
     without,
 )
+from accountant.history_import.protocol import SEAM, HistoryPlugin, known_limits, known_records
 from accountant.ledger.journal import Act
 from accountant.reports import html_page, report_tables
+from gputally.base.plugins import usable
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from tests.hypothesis_examples import examples
 from tests.reports import sample_month
@@ -115,16 +118,17 @@ def cells(report, column):
     return row[[name for name, _ in found.columns].index(column)]
 
 
-def test_pages_and_files_say_where_it_is_from_and_what_it_cannot_know():
-    said = import_rows([noted(0)], sample_month.START_MS, sample_month.END_MS)
+@pytest.mark.parametrize("source", ["gone", *usable(SEAM, HistoryPlugin)])
+def test_pages_and_files_say_where_it_is_from_and_what_it_cannot_know(source):
+    said = import_rows([noted(0, source=source)], sample_month.START_MS, sample_month.END_MS)
     report = replace(sample_month.report(), imports=said)
     page = html_page.render_html(report)
-    assert "from dcgm-exporter and kube-state-metrics (https://prom): 144.0 GPU-hours, 72.0 held" in " ".join(
-        page.split()
-    )
+    words = " ".join(unescape(page).split())
+    assert f"from {known_records(source)} (https://prom): 144.0 GPU-hours, 72.0 held" in words
     assert "75.0 % of the time of the GPUs that the source knew" in page
-    assert "it is not known which pod was busy" in page
-    assert (cells(report, "source"), cells(report, "gpu_hours"), cells(report, "coverage")) == ("prometheus", 144, 0.75)
+    assert known_limits(source)
+    assert [limit for limit in known_limits(source) if limit not in words] == []
+    assert (cells(report, "source"), cells(report, "gpu_hours"), cells(report, "coverage")) == (source, 144, 0.75)
     of_team = replace(sample_month.report("vision"), imports=said)
     assert cells(of_team, "gpu_hours") is None
     assert "144.0 GPU-hours" not in html_page.render_html(of_team)

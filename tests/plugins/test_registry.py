@@ -74,12 +74,12 @@ def test_a_name_has_one_owner(folder: Path) -> None:
 
 
 def test_nobody_takes_the_name_of_one_of_ours(folder: Path) -> None:
-    from accountant.channels.protocol import SEAM as CHANNELS
-    from accountant.channels.protocol import ChannelPlugin
+    from accountant.exports.protocol import SEAM as EXPORTS
+    from accountant.exports.protocol import ExportPlugin
 
-    own = next(one for one in plugins(CHANNELS, ChannelPlugin) if one.package == OURS)
-    install(folder, "aaa", {CHANNELS: {own.name: "aaa_module:CHANNEL"}}, aaa_module="CHANNEL = 1")
-    assert named(CHANNELS, ChannelPlugin, own.name) is own.manifest
+    own = next(one for one in plugins(EXPORTS, ExportPlugin) if one.package == OURS)
+    install(folder, "aaa", {EXPORTS: {own.name: "aaa_module:EXPORT"}}, aaa_module="EXPORT = 1")
+    assert named(EXPORTS, ExportPlugin, own.name) is own.manifest
 
 
 def test_a_channel_whose_settings_fail_refuses_its_messages(folder: Path) -> None:

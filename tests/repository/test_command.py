@@ -15,7 +15,9 @@ import pytest
 import typer
 
 from accountant import __main__ as accountant
+from accountant.history_import.protocol import SEAM, HistoryPlugin
 from gputally.__main__ import COMMANDS, Command, main, run, usage
+from gputally.base.plugins import usable
 
 HEAVY = {"pandas", "numpy", "duckdb", "fastapi", "pydantic", "kubernetes", "pyarrow", "rich", "pynvml", "typer"}
 MOST_MODULES = 350
@@ -78,7 +80,8 @@ def test_every_module_of_the_accountant_adds_the_commands_it_is_listed_for() -> 
     for module, names in accountant.COMMANDS:
         listed.setdefault(module, set()).update(names)
     assert not listed[accountant.OF_PLUGINS]
-    listed[accountant.OF_PLUGINS] = {"import", "slurm"}
+    naming = {name for name, one in usable(SEAM, HistoryPlugin).items() if one.names is not None}
+    listed[accountant.OF_PLUGINS] = {"import", *naming}
     for module, expected in listed.items():
         app = importlib.import_module(f"accountant.cli.{module}").app
         assert set(typer.main.get_group(app).commands) == expected

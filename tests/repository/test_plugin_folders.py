@@ -231,13 +231,15 @@ def test_a_folder_that_is_gone_while_its_entry_point_is_there_is_named(copy: Pat
 
 
 @pytest.mark.parametrize(
-    ("gone", "setting", "named"),
-    [("gpu_readers.nvml", "--gpu-readers=nvml", "dcgm"), ("holders.kubelet", "--holders=kubelet", "pods")],
+    ("gone", "setting"), [("gpu_readers.nvml", "--gpu-readers=nvml"), ("holders.kubelet", "--holders=kubelet")]
 )
 def test_an_agent_whose_default_is_deleted_says_what_is_installed(
-    copy: Path, tmp_path: Path, gone: str, setting: str, named: str
+    copy: Path, tmp_path: Path, gone: str, setting: str
 ) -> None:
     """It does not fall back to another source: who held a GPU would then be somebody else without anybody's word."""
+    if not {gone, "gpu_readers.nvml"} <= set(PARTS):
+        pytest.skip("this plug-in is deleted")
+    installed = [part.partition(".")[2] for part in PARTS if part.startswith(gone.partition(".")[0]) and part != gone]
     spool = f"--spool={tmp_path}"
     with deleted(copy, [gone]):
         for arguments in ((), (setting,)):
@@ -245,4 +247,40 @@ def test_an_agent_whose_default_is_deleted_says_what_is_installed(
             code, told = call(copy, "-m", "agent", "run", "--once", spool, *others, *arguments)
             assert (code, told.count("\n")) == (2, 1), told
             assert setting.removeprefix("--").partition("=")[0].replace("-", "_") in told
-            assert named in told, "what is installed"
+            assert not installed or any(name in told for name in installed), "what is installed"
+
+
+def test_a_seam_stands_for_its_plug_ins_and_a_folder_is_deleted_once() -> None:
+    every = without.named([])
+    places = [folders().get("gputally." + one.replace(".", " ", 1), one) for one in every]
+    assert len(places) == len(set(places)), "two versions of a format are in one folder"
+    assert set(places) >= set(folders().values())
+    one, *_ = PARTS
+    seam = one.partition(".")[0]
+    assert one in without.named([seam])
+    assert without.named([one]) == [one]
+    assert {each.partition(".")[0] for each in without.named([seam])} == {seam}
+    with pytest.raises(SystemExit, match="chanels"):
+        without.named(["chanels"])
+
+
+def test_the_tool_of_an_assistant_is_deleted_without_what_it_asks() -> None:
+    for name, value in POINTS.get("gputally.assistant", {}).items():
+        place = without.place_of(ROOT, name, value.partition(":")[0])
+        assert place.with_suffix(".py").exists()
+
+
+def test_failures_and_errors_of_a_run_are_told(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n"
+        "@pytest.fixture\ndef broken(): 1 / 0\n"
+        "def test_good(): pass\n"
+        "def test_bad(): assert False\n"
+        "def test_error(broken): pass\n"
+        "def test_skipped(): pytest.skip()\n"
+    )
+    report = tmp_path / "report.xml"
+    options = ("-q", "-p", "no:cacheprovider", "-c", os.devnull, f"--basetemp={tmp_path / 'kept'}")
+    call(tmp_path, "-m", "pytest", *options, f"--junit-xml={report}", str(tmp_path))
+    found = without.outcome_of(report)
+    assert (found.passed, [name.rpartition("::")[2] for name in found.failed]) == (1, ["test_bad", "test_error"])
