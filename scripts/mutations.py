@@ -4,7 +4,8 @@
 
 An error is a wrong operator, a negated condition, a flipped truth value, or a number that is one too large, in a line
 of the modules that is drawn at random. Tests that take more than `--most-s` seconds of processor time have noticed it:
-an error may make a loop endless. Rebuilds of tests use it: what they caught before, they must catch afterwards.
+an error may make a loop endless. Without an error, the tests must pass: the tool runs them first. Rebuilds of tests use
+it: what they caught before, they must catch afterwards.
 Use a checkout of its own (`git worktree add`): a file is wrong as long as its tests run, and is then written back."""
 
 from __future__ import annotations
@@ -91,9 +92,11 @@ def wrong_by_line(tree: ast.Module) -> dict[int, list[Callable[[], str]]]:
 
 
 def _is_ours(module: ModuleType) -> bool:
-    file = getattr(module, "__file__", None)
-    return (
-        bool(file) and Path(file).is_relative_to(Path.cwd()) and ".venv" not in file and module.__name__ != "__main__"
+    """Whether the module is in this checkout. A folder without `__init__.py` is a module too, which holds those in it:
+    if it stayed, their old code would meet the new one."""
+    places = [module.__file__] if getattr(module, "__file__", None) else list(getattr(module, "__path__", ()))
+    return module.__name__ != "__main__" and any(
+        Path(place).is_relative_to(Path.cwd()) and ".venv" not in place for place in places
     )
 
 
@@ -132,6 +135,10 @@ def main(argv: list[str]) -> int:
         _run(["--collect-only", *options])  # what is imported now, no process imports again
     for name in [name for name, one in sys.modules.items() if _is_ours(one)]:
         del sys.modules[name]
+    passed, said = _in_a_process_of_its_own(options, given.most_s)
+    if not passed:
+        print(f"{said}the tests fail without an error in the code: what they catch says nothing", file=sys.stderr)
+        return 2
     survived = 0
     for module, line in drawn.sample(places, min(given.count, len(places))):
         source = module.read_text("utf-8")
