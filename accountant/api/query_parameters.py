@@ -13,10 +13,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias
 from zoneinfo import ZoneInfo
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    create_model,
+    model_validator,
+)
 
 from accountant.api.problems import Refusal, with_faults
 from accountant.core import periods
@@ -193,29 +202,22 @@ class SpanParams(Params):
         return "; ".join(filter(None, notes))
 
 
-class WhereParams(SpanParams):
+if TYPE_CHECKING:
+
+    class _WhereDimensions(SpanParams):
+        def __getattr__(self, name: str) -> tuple[str, ...]: ...
+
+else:
+    _WhereDimensions = create_model(
+        "_WhereDimensions",
+        __base__=SpanParams,
+        **{f"where_{name}": (tuple[str, ...], _where(name)) for name in BUILT_IN},
+    )
+
+
+class WhereParams(_WhereDimensions):
     """Parameters of a query that is filtered by the values of dimensions."""
 
-    where_team: tuple[str, ...] = _where("team")
-    where_queue: tuple[str, ...] = _where("queue")
-    where_namespace: tuple[str, ...] = _where("namespace")
-    where_job: tuple[str, ...] = _where("job")
-    where_pod: tuple[str, ...] = _where("pod")
-    where_container: tuple[str, ...] = _where("container")
-    where_user: tuple[str, ...] = _where("user")
-    where_gpu_model: tuple[str, ...] = _where("gpu_model")
-    where_gpu: tuple[str, ...] = _where("gpu")
-    where_node: tuple[str, ...] = _where("node")
-    where_cluster: tuple[str, ...] = _where("cluster")
-    where_pool: tuple[str, ...] = _where("pool")
-    where_region: tuple[str, ...] = _where("region")
-    where_zone: tuple[str, ...] = _where("zone")
-    where_instance_type: tuple[str, ...] = _where("instance_type")
-    where_capacity_type: tuple[str, ...] = _where("capacity_type")
-    where_mig_profile: tuple[str, ...] = _where("mig_profile")
-    where_month: tuple[str, ...] = _where("month")
-    where_day: tuple[str, ...] = _where("day")
-    where_hour: tuple[str, ...] = _where("hour")
     where_label: tuple[Annotated[str, AfterValidator(_label_value)], ...] = Field(
         default=(),
         max_length=1_000,
@@ -239,8 +241,7 @@ class WhereParams(SpanParams):
     @property
     def where(self) -> Mapping[Dimension, tuple[str, ...]]:
         """The given filters only."""
-        given: dict[Dimension, tuple[str, ...]]
-        given = {name: cast(tuple[str, ...], getattr(self, f"where_{name}")) for name in BUILT_IN}
+        given: dict[Dimension, tuple[str, ...]] = {name: getattr(self, f"where_{name}") for name in BUILT_IN}
         for text in self.where_label:
             name, _, value = text.partition("=")
             dimension = label_dimension(name)

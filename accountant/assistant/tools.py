@@ -20,6 +20,7 @@ from accountant.api.bookkeeping_models import ChangesAnswer
 from accountant.assistant.protocol import AssistantTool
 from accountant.billing.statements import SCHEMA, canonical, from_canonical
 from accountant.core.periods import Month, utc, zone
+from accountant.wire.dimensions import DECLARED
 from accountant.wire.option_types import JobKind, JobState
 from accountant.wire.policy_models import Decision
 from accountant.wire.typed_accountant_client import AccountantClient
@@ -68,8 +69,8 @@ By = Annotated[
     str,
     Field(
         max_length=200,
-        description="Dimensions of the rows, joined by commas: team, queue, namespace, job, pod, user, gpu_model, gpu, "
-        "node, cluster, month, day, hour, label:NAME of an exported pod label, …",
+        description=f"Dimensions of the rows, joined by commas: {', '.join(DECLARED)}, "
+        "label:NAME of an exported pod label.",
     ),
 ]
 Start = Annotated[

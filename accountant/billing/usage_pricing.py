@@ -44,7 +44,6 @@ from accountant.ledger.protocols import Moment, of_holders
 from accountant.ledger.usage import (
     ACCOUNTS,
     LENT,
-    OF_TIME,
     PRICED_BY,
     START_UP,
     Int64Array,
@@ -54,6 +53,7 @@ from accountant.ledger.usage import (
     Where,
 )
 from accountant.prices.price_book import Committed, Price, PriceBook, commitment_cover
+from accountant.wire.dimensions import OF_TIME
 from accountant.wire.usage_cost_and_job_models import CostAnswer, CostLine, Dimension
 from gputally.base import called_off
 from gputally.base.money import exact_sum

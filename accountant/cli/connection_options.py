@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 import typer
 from typer import Option
 
+from accountant.wire.dimensions import DECLARED
 from accountant.wire.option_types import Orders
 from gputally.base import atomic_file
 from gputally.base.command_options import refuse_ignored
@@ -36,9 +37,7 @@ ListPrinted = Annotated[
     ListOutput, Option("--output", help="Format of the output; parquet: a file with exactly these rows and columns.")
 ]
 Timezone = Annotated[str | None, Option(help="IANA time zone of months and days.")]
-By = Annotated[
-    str, Option(help="Dimensions to group by, such as team,queue,namespace,job,pod,gpu_model,node,label:NAME.")
-]
+By = Annotated[str, Option(help=f"Dimensions to group by, joined by commas: {', '.join(DECLARED)}, label:NAME.")]
 Start = Annotated[
     str | None, Option(help="Start of the span: 7d before its end, a date or RFC 3339 (default: this month).")
 ]

@@ -29,8 +29,9 @@ from accountant.bookkeeping.invoice_reconciliation import ReconciledLine, Reconc
 from accountant.bookkeeping.price_book_versions import PriceChange, PriceDiff
 from accountant.core.periods import utc
 from accountant.ledger.journal import Act
-from accountant.ledger.usage import ACCOUNTS, OF_TIME
+from accountant.ledger.usage import ACCOUNTS
 from accountant.reports.figure_formatting import budget_of, budgeted, money, relative_of
+from accountant.wire.dimensions import OF_TIME
 from accountant.wire.policy_models import IDLE, UNASSIGNED, UsageWindow
 from accountant.wire.usage_cost_and_job_models import (
     Accounts,

@@ -24,14 +24,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from accountant.core.errors import InventoryError
 from accountant.core.periods import utc, zone
 from accountant.inventory.node_facts_and_downtime import Calendar, PlannedMaintenance, merge_nodes
 from accountant.ledger.protocols import Down, EpochReport, Facts, Inventory, NamespaceFacts, NodeFacts
+from accountant.wire.dimensions import OF_LABELS, names
 from agent.wire import PodFacts
 from gputally.base.atomic_file import Stamp, stamp_of
 from gputally.base.instants import parse_instant
@@ -68,22 +69,29 @@ class _Named(Model):
     cluster: str | None = None
 
 
-class NodeEntry(_Named):
+class _NodeEntry(_Named):
     """A node.
 
     deleted: the instant from which its GPUs are no capacity.
     since: the instant from which its labels are valid; without it, from the first reading."""
 
-    pool: str = ""
-    region: str = ""
-    zone: str = ""
     capacity_type: Literal["on-demand", "spot", "reserved", "on-prem", ""] = ""
-    instance_type: str = ""
     shard: str = ""
     provider_id: str = Field(default="", max_length=2_048)
     down: tuple[DownEntry, ...] = ()
     deleted: Instant | None = None
     since: Instant | None = None
+
+
+if TYPE_CHECKING:
+    NodeEntry: TypeAlias = _NodeEntry
+else:
+    NodeEntry = create_model(
+        "NodeEntry",
+        __base__=_NodeEntry,
+        **{name: (str, "") for name in names("label") if name not in _NodeEntry.model_fields},
+    )
+    """A node with a value of each dimension that nodes have."""
 
 
 class NamespaceEntry(_Named):
@@ -166,11 +174,11 @@ class InventoryFile(Model):
         nodes = [
             NodeFacts(
                 cluster=node.cluster or self.cluster,
-                **node.model_dump(exclude={"cluster", "down", "deleted", "since"}),
+                **node.model_dump(exclude={"cluster", "down", "deleted", "since", *OF_LABELS}),
                 down=tuple(Down(down.start, down.end, down.reason) for down in node.down),
                 deleted_ms=node.deleted,
                 since_ms=node.since,
-            )
+            ).with_values({name: getattr(node, name) for name in OF_LABELS})
             for node in self.nodes
         ]
         namespaces = [

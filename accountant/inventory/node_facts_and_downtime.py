@@ -20,20 +20,13 @@ from croniter import croniter
 
 from accountant.core.periods import zone
 from accountant.ledger.protocols import Down, NodeFacts
+from accountant.wire.dimensions import DECLARED, OF_LABELS
 from gputally.base.gpu_model_names import gpu_model_of_node
 from gputally.base.units import MS_PER_SECOND
 from gputally.kubernetes.pod_queue_labels import shard_labels
 
 CapacityType = Literal["on-demand", "spot", "reserved", "on-prem", ""]
 
-POOL = (
-    "gputally.dev/pool", "cloud.google.com/gke-nodepool", "eks.amazonaws.com/nodegroup", "karpenter.sh/nodepool",
-    "karpenter.sh/provisioner-name", "alpha.eksctl.io/nodegroup-name", "kubernetes.azure.com/agentpool", "agentpool",
-    "doks.digitalocean.com/node-pool",
-)  # fmt: skip
-REGION = ("topology.kubernetes.io/region", "failure-domain.beta.kubernetes.io/region")
-ZONE = ("topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone")
-INSTANCE_TYPE = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
 _CAPACITY: tuple[tuple[str, Mapping[str, CapacityType]], ...] = (
     (
         "gputally.dev/capacity-type",
@@ -80,17 +73,11 @@ class NodeObservation:
 
 def described(cluster: str, name: str, labels: Mapping[str, str]) -> NodeFacts:
     """The pool, location, capacity type and hardware that a node's labels state; "" for what no label states."""
-    return NodeFacts(
-        cluster=cluster,
-        name=name,
-        pool=_first(labels, (*POOL, *shard_labels())),
-        region=_first(labels, REGION),
-        zone=_first(labels, ZONE),
-        capacity_type=capacity_type(labels),
-        instance_type=_first(labels, INSTANCE_TYPE),
-        shard=_first(labels, shard_labels()),
-        gpu_model=gpu_model_of_node(labels),
-    )
+    told = {dimension: _first(labels, DECLARED[dimension].labels) for dimension in OF_LABELS}
+    told["pool"] = told["pool"] or _first(labels, shard_labels())
+    told["capacity_type"] = capacity_type(labels)
+    node = NodeFacts(cluster, name, shard=_first(labels, shard_labels()), gpu_model=gpu_model_of_node(labels))
+    return node.with_values(told)
 
 
 def capacity_type(labels: Mapping[str, str]) -> CapacityType:
@@ -174,15 +161,12 @@ def deleted_node(before: NodeFacts, at_ms: int) -> NodeFacts:
 
 def merge_nodes(first: NodeFacts, second: NodeFacts) -> NodeFacts:
     """Combines two inventories' facts of one node: `first` takes precedence, and both contribute down times."""
-    labels = (
-        "pool", "region", "zone", "capacity_type", "instance_type", "gpu_model", "shard", "provider_id",
-        "uid", "boot_id",
-    )  # fmt: skip
-    missing = {name: getattr(second, name) for name in labels if not getattr(first, name)}
+    texts = ("gpu_model", "shard", "provider_id", "uid", "boot_id")
+    told = {name: getattr(first, name) or getattr(second, name) for name in texts}
     deleted_ms = first.deleted_ms if first.deleted_ms is not None else second.deleted_ms
     return replace(
-        first,
-        **missing,
+        first.with_values({**second.values, **first.values}),
+        **told,
         down=_in_order({*first.down, *second.down}),
         deleted_ms=deleted_ms,
         renewed_ms=tuple(sorted({*first.renewed_ms, *second.renewed_ms})),

@@ -70,7 +70,6 @@ from accountant.ledger.usage import (
     ACCOUNTS,
     LENT,
     MEASURES,
-    OF_TIME,
     START_UP,
     UJ_PER_J,
     Int64Array,
@@ -84,6 +83,7 @@ from accountant.storage.query.group_by_dimensions import exported_in
 from accountant.storage.query.usage_query import unexported
 from accountant.storage.span_splitting import local_hours
 from accountant.storage.write.inventory_and_journal_tables import policies_between
+from accountant.wire.dimensions import DECLARED, OF_TIME, sources, value_of
 from accountant.wire.policy_models import IDLE, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension, LabelDimension, is_label, label_of
 from gputally.base.measures import REPORTED
@@ -409,10 +409,10 @@ class LakeLedger:
             return Usage.of_rows(by, (), measures)
         begins, ends = (table[name].to_numpy() for name in ("begins", "ends"))
         span = self._placed(np.array(edges, dtype=np.int64), begins, ends)
-        keys = {name: _numbered(table[column_of(name)]) for name in wanted if _is_column(name)}
+        keys = {name: _numbered(_known(table[column_of(name)])) for name in wanted if _is_column(name)}
         keys |= self._labels(table, [name for name in wanted if is_label(name)])
         if OF_TIME & set(wanted):
-            whole_days = "hour" not in wanted
+            whole_days = "hour" not in sources(wanted)
             keys |= self._local_times(edges[0], edges[-1], begins, ends, timezone, whole_days=whole_days)
         chosen = np.ones(len(table), dtype=bool)
         for name, values in filters.items():
@@ -717,8 +717,7 @@ class LakeLedger:
         # Where nothing holds the GPU, no label is published.
         queues, queue = _numbered(table["queue"])
         is_held = np.array([name != IDLE for name in queues], dtype=bool)[queue]
-        # Of nulls alone, some engines do not tell the type.
-        texts, at = _numbered(table[LABELS].cast(pa.string()).fill_null(""))
+        texts, at = _numbered(_known(table[LABELS]))
         with self._readable():
             known = [json.loads(text) if text else {} for text in texts]
             found: dict[Dimension, _Numbered] = {}
@@ -737,11 +736,12 @@ class LakeLedger:
         if whole_days:
             hours = tuple(hour for at, hour in enumerate(hours) if not at or hours[at - 1].day != hour.day)
         at = self._placed(np.array([*(hour.start_ms for hour in hours), end_ms], dtype=np.int64), begins, ends)
-        names: dict[Dimension, list[str]] = {
+        of_source = {
             "month": [hour.day[: len("2026-10")] for hour in hours],
             "day": [hour.day for hour in hours],
             "hour": [hour.hour for hour in hours],
         }
+        names = {name: [value_of(name, text) for text in of_source[DECLARED[name].source]] for name in OF_TIME}
         distinct = {name: np.unique(several, return_inverse=True) for name, several in names.items()}
         return {name: (values.tolist(), number.reshape(-1)[at]) for name, (values, number) in distinct.items()}
 
@@ -867,6 +867,11 @@ def _is_column(dimension: Dimension) -> bool:
     return dimension not in OF_TIME and not is_label(dimension)
 
 
+def _known(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of texts, with "" for what is unknown. Of nulls alone, some engines do not tell the type."""
+    return column.cast(pa.string()).fill_null("")
+
+
 def _numbered(column: pa.ChunkedArray) -> _Numbered:
     encoded = pa.concat_arrays(column.chunks).dictionary_encode()
     return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
@@ -902,8 +907,12 @@ def _sum_if_whole(name: str) -> exp.Expression:
 
 
 def _among(column: str, values: Collection[str]) -> exp.Expression:
-    listed = [exp.Literal.string(value) for value in sorted(values)]
-    return exp.column(column).isin(*listed) if listed else exp.false()
+    listed = [exp.Literal.string(one) for one in sorted(values)]
+    if not listed:
+        return exp.false()
+    if "" in values:  # what an earlier version did not publish is null, which is unknown
+        return exp.func("coalesce", exp.column(column), exp.Literal.string("")).isin(*listed)
+    return exp.column(column).isin(*listed)
 
 
 def _of_jobs(keys: Collection[JobKey]) -> list[exp.Expression]:

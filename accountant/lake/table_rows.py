@@ -31,13 +31,13 @@ from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.core.periods import day_span
 from accountant.lake.tables import (
     ACCOUNT_COLUMNS,
-    COLUMN_OF,
     DECIMALS,
     DIMENSIONS,
     FOCUS,
     LABELS,
     MEASURE_COLUMNS,
     USAGE_HOURLY,
+    column_of,
     digest,
 )
 from accountant.ledger.usage import ACCOUNTS, MEASURES, PRICED_BY, START_UP, Int64Array, Place, Usage
@@ -122,7 +122,7 @@ def day_rows(
         "hour": pa.array(hour_of[usage.stretch] * 1_000, pa.timestamp("us", tz="UTC")),
         "start_ms": pa.array(begins[usage.stretch]),
         "end_ms": pa.array(ends[usage.stretch]),
-        **{COLUMN_OF.get(name, name): names[name].take(pa.array(usage.key)) for name in DIMENSIONS},
+        **{column_of(name): names[name].take(pa.array(usage.key)) for name in DIMENSIONS},
         **{name: places[name].take(pa.array(usage.place)) for name in PRICED_BY},
         LABELS: pa.array(texts, pa.string()).take(pa.array(usage.key)),
         **{name: pa.array(usage.gpu_us[:, number]) for number, name in enumerate(ACCOUNT_COLUMNS)},

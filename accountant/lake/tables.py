@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from accountant.ledger.usage import ACCOUNTS, PRICED_BY, START_UP
 from accountant.reports.focus_charge_rows import COST_AND_USAGE, NUMBERS
+from accountant.wire.dimensions import DECLARED, IN_LAKE
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.measures import REPORTED
 
@@ -124,12 +125,8 @@ class _Hash:
         """Does nothing; there is no file."""
 
 
-HOLDERS: Final[tuple[Dimension, ...]] = ("team", "queue", "namespace", "job", "pod", "container", "user")
-DEVICES: Final[tuple[Dimension, ...]] = ("cluster", "node", "gpu", "mig_profile", "zone", "instance_type")
-DIMENSIONS: Final[tuple[Dimension, ...]] = (*HOLDERS, *DEVICES)
+DIMENSIONS: Final[tuple[Dimension, ...]] = tuple(name for name in IN_LAKE if name not in PRICED_BY)
 """The dimensions of rows of `usage_hourly`, besides PRICED_BY, the hour and the price."""
-COLUMN_OF: Final[dict[Dimension, str]] = {"user": "user_name"}
-"""Dimensions whose column has another name, because `user` is a reserved word in SQL."""
 LABELS: Final = "labels"
 """The column of `usage_hourly` with all exported labels of a pod."""
 ACCOUNT_COLUMNS: Final = tuple(f"{name}_us" for name in (*ACCOUNTS, *START_UP))
@@ -142,29 +139,13 @@ MEASURE_COLUMNS: Final = (
 
 def column_of(dimension: Dimension) -> str:
     """The column of a dimension of `usage_hourly`."""
-    return COLUMN_OF.get(dimension, dimension)
+    return DECLARED[dimension].column or dimension
 
 
 _LEDGER = Column("ledger", "string", "name of the publishing ledger")
 _DAY = Column("day", "date", "local day in the ledger's time zone")
 _TEXTS: Final[dict[str, str]] = {
-    "team": "team that pays; `__idle__` where nothing holds the GPU, `__unassigned__` where nothing names a team",
-    "queue": "queue of the policy in force; `__idle__` and `__unassigned__` as for the team",
-    "namespace": "namespace of the holder",
-    "job": "workload, `Kind/name`; of a pod that stands alone `Pod/name`",
-    "pod": "name of the holder",
-    "container": "name of the container, if usage is known per container",
-    "user": "user who runs the pod, if a label names one",
-    "cluster": "cluster of the node",
-    "node": "name of the node",
-    "gpu": "UUID of the GPU",
-    "mig_profile": "profile of the MIG instance; empty for a whole GPU",
-    "zone": "zone of the node",
-    "instance_type": "machine type of the node",
-    "gpu_model": "model of the GPU",
-    "pool": "pool of the node",
-    "region": "region of the node",
-    "capacity_type": "`on-demand`, `spot`, `reserved`, `on-prem`, or empty if unknown",
+    **{name: DECLARED[name].text for name in IN_LAKE},
     "busy_us": "time held and in use, GPU-µs",
     "allocated_idle_us": "time held and not in use, GPU-µs",
     "allocated_unknown_us": "time held of which the use is not known, GPU-µs",

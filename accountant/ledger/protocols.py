@@ -13,8 +13,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Annotated, Final, Literal, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -23,6 +23,7 @@ from accountant.core.periods import zone
 from accountant.ledger.journal import Acts, Journal, JournalStatus, NewAct
 from accountant.ledger.usage import MEASURES, Usage, UsageMeasure, Where
 from accountant.prices.price_book import PriceBook
+from accountant.wire.dimensions import DECLARED, OF_HOLDERS, OF_LABELS
 from accountant.wire.policy_models import IDLE, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension, is_label
 from agent.wire import Ack, Batch, PodFacts
@@ -159,17 +160,14 @@ MOST_HOLDS: Final = 20_000
 """The newest holds of a question, at most."""
 
 
-_OF_HOLDERS: Final = frozenset[Dimension](("team", "queue", "namespace", "job", "pod", "container", "user"))
-
-
 def of_holders(dimensions: Iterable[Dimension]) -> frozenset[Dimension]:
     """Those of the dimensions that depend on the holder of a GPU: also all labels of pods."""
-    return frozenset(name for name in dimensions if name in _OF_HOLDERS or is_label(name))
+    return frozenset(name for name in dimensions if name in OF_HOLDERS or is_label(name))
 
 
 def without_holder(dimension: Dimension) -> str:
     """The value of a dimension of holders for time without a holder."""
-    return IDLE if dimension in ("team", "queue") or is_label(dimension) else ""
+    return IDLE if is_label(dimension) or DECLARED[dimension].idle else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +259,24 @@ class NodeFacts:
     """Whether an inventory names the node; if not, only what its agent reports is known."""
     agent: AgentFacts | None = None
     """None if no agent said anything of itself, or an inventory tells of the node."""
+    labels: tuple[tuple[str, str], ...] = ()
+    """The values of dimensions that have no field here, by name."""
+
+    def with_values(self, values: Mapping[str, str]) -> NodeFacts:
+        """The node with these values of dimensions (OF_LABELS)."""
+        own: dict[str, Any] = {name: value for name, value in values.items() if name in self.__slots__}
+        others = dict(self.labels) | {name: value for name, value in values.items() if name not in own}
+        return replace(self, **own, labels=tuple(sorted((name, value) for name, value in others.items() if value)))
+
+    def value(self, dimension: str) -> str:
+        """The value of a dimension; "" if it is unknown."""
+        own = getattr(self, dimension) if dimension in self.__slots__ else dict(self.labels).get(dimension, "")
+        return str(own)
+
+    @property
+    def values(self) -> Mapping[str, str]:
+        """The known values of its dimensions."""
+        return {name: value for name in OF_LABELS if (value := self.value(name))}
 
 
 @dataclass(frozen=True, slots=True)

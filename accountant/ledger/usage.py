@@ -30,8 +30,6 @@ Where: TypeAlias = Mapping[Dimension, Collection[str]]
 """A filter: the allowed values of some dimensions."""
 PRICED_BY: Final[tuple[Dimension, ...]] = ("gpu_model", "pool", "region", "capacity_type")
 """The dimensions that a price may depend on."""
-OF_TIME: Final[frozenset[Dimension]] = frozenset({"month", "day", "hour"})
-"""The dimensions of local time."""
 Capacity: TypeAlias = Literal["busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down"]
 ACCOUNTS: Final[tuple[Capacity, ...]] = get_args(Capacity)
 """The accounts in display order, in GPU-µs; they add up to the capacity. Every relation of usage has them."""

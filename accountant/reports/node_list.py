@@ -10,6 +10,7 @@ from accountant.billing.job_costs import in_order
 from accountant.core.record_age import is_old
 from accountant.ledger.protocols import AgentFacts, Down, GpuHealth, Moment, NodeFacts
 from accountant.ledger.usage import EarlierSpan, Where, sum_of_usage_lines
+from accountant.wire.dimensions import OF_LABELS
 from accountant.wire.option_types import Order
 from accountant.wire.usage_cost_and_job_models import Accounts, GpuErrorLine, GpuNeed, UsageLine
 from gputally.base.version import is_older, release_order
@@ -153,10 +154,7 @@ def machines(
 
 def _is_named(fact: NodeFacts, where: Where) -> bool:
     """Whether the facts of a node alone match a filter."""
-    names = {
-        "cluster": fact.cluster, "node": fact.name, "pool": fact.pool, "region": fact.region, "zone": fact.zone,
-        "capacity_type": fact.capacity_type, "instance_type": fact.instance_type,
-    }  # fmt: skip
+    names = {"cluster": fact.cluster, "node": fact.name, **{name: fact.value(name) for name in OF_LABELS}}
     return all(name in names and names[name] in values for name, values in where.items())
 
 

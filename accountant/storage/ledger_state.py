@@ -28,12 +28,12 @@ from accountant.storage.write.inventory_and_journal_tables import last_act, last
 from accountant.storage.write.name_ids import NO_DEVICE, DeviceName, Devices
 from accountant.storage.write.record_columns import Stream
 from accountant.storage.write.rollups import DailySums, row_range
+from accountant.wire.dimensions import OF_LABELS, DependsOn, depends_on
 from accountant.wire.policy_models import Policy, PolicyVersion
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.units import MS_PER_DAY
 
-OF_NODES: frozenset[Dimension] = frozenset({"pool", "region", "zone", "instance_type", "capacity_type"})
-_OF_EACH: frozenset[Dimension] = frozenset({"gpu", "mig_profile"})
+_OF_EACH: frozenset[DependsOn] = frozenset({"gpu", "part"})
 Shown = tuple[int, DeviceName]
 """A GPU and a device that represent a group: their values of the queried dimensions are those of all its members."""
 
@@ -104,7 +104,7 @@ def device_kinds(
     if not dimensions:
         every = {0: (EVERY_GPU, NO_DEVICE)}
         return DeviceKinds(False, None, every, {0: EVERY_GPU}, dict.fromkeys(fleet.tenures, EVERY_GPU), every)
-    if _OF_EACH & set(dimensions):
+    if _OF_EACH & depends_on(dimensions):
         shown = {number: (name.gpu, name) for number, name in devices.items()}
         return DeviceKinds(
             True, None, shown, {number: name.gpu for number, name in devices.items()},
@@ -116,6 +116,7 @@ def device_kinds(
 def _grouped_kinds(
     fleet: GpuLifetimes, devices: Mapping[int, DeviceName], dimensions: Collection[Dimension]
 ) -> DeviceKinds:
+    of_model = "model" in depends_on(dimensions)
     values_of_node: dict[tuple[str, str], Hashable] = {}
     values_of: dict[int, Hashable] = {}
     values_of_gpu: dict[int, set[Hashable]] = defaultdict(set)
@@ -123,7 +124,7 @@ def _grouped_kinds(
         key = (fleet.gpus[name.gpu].cluster, name.node)
         if key not in values_of_node:
             values_of_node[key] = _node_values(fleet, key, dimensions)
-        values_of[number] = (values_of_node[key], name.gpu_model if "gpu_model" in dimensions else "")
+        values_of[number] = (values_of_node[key], name.gpu_model if of_model else "")
         values_of_gpu[name.gpu].add(values_of[number])
     kinds: dict[int, int] = {}
     numbers: dict[Hashable, int] = {}
@@ -147,11 +148,12 @@ def _grouped_kinds(
 def _node_values(fleet: GpuLifetimes, key: tuple[str, str], dimensions: Collection[Dimension]) -> Hashable:
     """Return the values of a node that the query uses. If the query uses labels, and those of the node changed, the
     value is its name, so that it equals no other node."""
-    if "node" in dimensions or (OF_NODES & set(dimensions) and key in fleet.placed):
+    of, of_labels = depends_on(dimensions), OF_LABELS & set(dimensions)
+    if "node" in of or (of_labels and key in fleet.placed):
         return key
     facts = fleet.nodes.get(key)
-    labels = tuple(getattr(facts, name, "") for name in sorted(OF_NODES & set(dimensions)))
-    return (key[0] if "cluster" in dimensions else "", labels)
+    labels = tuple("" if facts is None else facts.value(name) for name in sorted(of_labels))
+    return (key[0] if "cluster" in of else "", labels)
 
 
 Mark = tuple[object, ...]

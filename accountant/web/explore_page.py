@@ -24,7 +24,6 @@ from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.exports.protocol import file_name
 from accountant.ledger.protocols import JobKey
-from accountant.ledger.usage import OF_TIME
 from accountant.reports import figure_formatting, html_page
 from accountant.reports.html_page import ChartColumn
 from accountant.web import month_and_decision_pages, page_queries, saved_views
@@ -49,6 +48,7 @@ from accountant.web.explore_table import (
 from accountant.web.list_bar import Choice, GroupedBar, GroupedListParams, check_names, group_link, time_unit
 from accountant.web.list_files import FileCell, FileFormat, FileKind, ListRecords, list_file
 from accountant.web.page_rows import Page, paged
+from accountant.wire.dimensions import OF_TIME
 from accountant.wire.option_types import Order
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Dimension

@@ -21,9 +21,10 @@ from accountant.billing.displayed_costs import displayed_costs
 from accountant.billing.usage_pricing import cost, cost_of
 from accountant.core.periods import days, hours, zone
 from accountant.ledger.protocols import Moment
-from accountant.ledger.usage import ACCOUNTS, HELD, OF_TIME, EarlierSpan, Where, coverage, usage_line
+from accountant.ledger.usage import ACCOUNTS, HELD, EarlierSpan, Where, coverage, usage_line
 from accountant.prices.price_book import PriceBook
 from accountant.reports import html_page
+from accountant.wire.dimensions import OF_TIME
 from accountant.wire.option_types import Order
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from gputally.base import called_off

@@ -28,7 +28,7 @@ from accountant.core import periods
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import Month
 from accountant.ledger.protocols import GpuHealth, Moment
-from accountant.ledger.usage import HELD, OF_TIME, PRICED_BY, Where
+from accountant.ledger.usage import HELD, Where
 from accountant.prices.price_book import PriceBook
 from accountant.reports import figure_formatting, html_page, node_list, report_breakdowns, savings_hints
 from accountant.reports.html_page import ChartColumn
@@ -38,6 +38,7 @@ from accountant.web import explore_table, home, month_and_decision_pages, page_q
 from accountant.web.explore_page import figure_text
 from accountant.web.explore_table import FIGURES, Question, Row
 from accountant.web.list_bar import group_address, group_link, title
+from accountant.wire.dimensions import OF_GPUS, OF_TIME
 from accountant.wire.policy_models import IDLE, Policy, PolicyVersion
 from accountant.wire.usage_cost_and_job_models import Accounts, BudgetState, Dimension
 from gputally.base.units import MS_PER_DAY, US_PER_HOUR, US_PER_MS
@@ -49,7 +50,6 @@ MOST: Final = 10
 _LEAST_SHARE: Final = 100
 """A job is one of the best if it held at least this part of the group's time."""
 _OF_JOBS: Final[tuple[Dimension, ...]] = ("cluster", "namespace", "job")
-_OF_GPUS: Final[frozenset[Dimension]] = frozenset({"cluster", "node", "gpu", *PRICED_BY})
 """The dimensions whose values have GPUs of their own, so that it is known of each how much of its time is metered."""
 
 
@@ -205,7 +205,7 @@ def figures(moment: Moment, book: PriceBook | None, asked: GroupQuestion, found_
     values = _queues(policies, value) if by == "queue" else (value,)
     where: dict[Dimension, Collection[str]] = {} if teams is None else {"team": sorted(teams)}
     where[by] = values
-    metered: Where | None = {by: values} if by in _OF_GPUS else None
+    metered: Where | None = {by: values} if by in OF_GPUS else None
     question = Question(_OF_JOBS, where, timezone, "cost", "day")
     table = explore_table.table_of(moment, book, *span, question)
     whole = moment.usage(span, ("team",), None, timezone).lines() if teams is None else None

@@ -23,19 +23,14 @@ from starlette.requests import Request
 
 from accountant.api.query_parameters import By, NamedDimension, QuerySpan, WhereParams, invalid, split_at_commas
 from accountant.core.periods import Month, utc
-from accountant.ledger.usage import OF_TIME
+from accountant.wire.dimensions import DIMENSIONS, OF_TIME
 from accountant.wire.option_types import JOB_ORDERS, NODE_ORDERS, Order, Orders
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Dimension, is_label, label_dimension, label_of
 from gputally.base.near_names import nearest, shown
 from gputally.base.units import MS_PER_SECOND
 
-DIMENSION_TITLES: Final[Mapping[Dimension, str]] = {
-    "team": "Team", "queue": "Queue", "namespace": "Namespace", "job": "Job", "pod": "Pod", "container": "Container",
-    "user": "User", "gpu_model": "GPU model", "gpu": "GPU", "node": "Node", "cluster": "Cluster", "pool": "Pool",
-    "region": "Region", "zone": "Zone", "instance_type": "Instance type", "capacity_type": "Capacity type",
-    "mig_profile": "MIG profile", "month": "Month", "day": "Day", "hour": "Hour",
-}  # fmt: skip
+DIMENSION_TITLES: Final[Mapping[Dimension, str]] = {one.name: one.title for one in DIMENSIONS}
 _LEVELS: Final = 3
 """Groupings that the form offers."""
 RECENT: Final = {"24h": "24 h", "7d": "7 days", "30d": "30 days"}

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated, Final, Literal, NewType, TypeAlias, TypeGuard, get_args
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NewType, TypeAlias, TypeGuard
 
 from pydantic import AfterValidator, Field, WithJsonSchema, create_model
 
+from accountant.wire.dimensions import DECLARED
 from accountant.wire.option_types import JOB_ORDERS, NODE_ORDERS, ORDER_HELP, JobKind, JobState, is_empty
 from gputally.base.measures import REPORTED, SHOWN
 from gputally.base.units import US_PER_S
 from gputally.server.config_loading import Exact, Model
 
-BuiltInDimension = Literal[
-    "team", "queue", "namespace", "job", "pod", "container", "user", "gpu_model", "gpu", "node", "cluster", "pool",
-    "region", "zone", "instance_type", "capacity_type", "mig_profile", "month", "day", "hour",
-]  # fmt: skip
-BUILT_IN: Final[tuple[BuiltInDimension, ...]] = get_args(BuiltInDimension)
+Dimension: TypeAlias = str
+"""The name of a dimension: one of BUILT_IN, or `label:project` of an exported pod label."""
+BUILT_IN: Final[tuple[Dimension, ...]] = tuple(DECLARED)
 LabelDimension = NewType("LabelDimension", str)
 """An exported pod label as a dimension, for example `label:project`."""
-Dimension: TypeAlias = BuiltInDimension | LabelDimension
 LABEL_PREFIX: Final = "label:"
 LABEL_NAME: Final = r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 """A name of a label, as Kubernetes allows it."""
@@ -64,10 +62,7 @@ def label_of(dimension: LabelDimension) -> str:
 
 def known_dimension(name: str) -> Dimension:
     """The dimension of this name. Raises ValueError for another name, also for one that cannot be a label's."""
-    for built_in in BUILT_IN:
-        if name == built_in:
-            return built_in
-    if is_label(name) and re.fullmatch(LABEL_NAME, label_of(name)):
+    if name in DECLARED or (is_label(name) and re.fullmatch(LABEL_NAME, label_of(name))):
         return name
     known = ", ".join(BUILT_IN)
     raise ValueError(f"there is no dimension {name[:100]!r}: choose from {known}, or label:NAME of an exported label")

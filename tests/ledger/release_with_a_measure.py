@@ -42,12 +42,12 @@ def hours_of(gpu: str, first: int, hours: int, *, held: bool = False, **fields: 
 
 
 @contextmanager
-def accountant(folder: Path, hours: int) -> Iterator[tuple[Site, Publisher]]:
-    """An accountant some hours after the start, with a lake and an archive, and its publisher."""
+def accountant(folder: Path, hours: int, **given: Any) -> Iterator[tuple[Site, Publisher]]:
+    """An accountant some hours after the start, with a lake and an archive, and its publisher. given: settings."""
     clock = VirtualClock(START_MS + hours * HOUR_MS)
     (folder / "lake").mkdir(exist_ok=True)
     lake = {"warehouse": str(folder / "lake"), "ledger": "prod"}
-    with site(folder, clock, lake=lake, archive={"to": str(folder / "archive")}) as found:
+    with site(folder, clock, lake=lake, archive={"to": str(folder / "archive")}, **given) as found:
         service = found.service
         assert service.settings.lake is not None
         catalogue = Catalogue.connect(service.settings.lake)

@@ -12,7 +12,8 @@ import pytest
 from accountant.fleet.fleet_ledgers import Fleet, Member
 from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.ledger.protocols import Moment
-from accountant.ledger.usage import ACCOUNTS, MEASURES, OF_TIME, START_UP, Usage, UsageMeasure
+from accountant.ledger.usage import ACCOUNTS, MEASURES, START_UP, Usage, UsageMeasure
+from accountant.wire.dimensions import OF_TIME
 from accountant.wire.usage_cost_and_job_models import BUILT_IN, Accounts, Dimension, is_label
 from gputally.base.units import US_PER_MS
 from tests.fakes.list_ledger import ListLedger, Row

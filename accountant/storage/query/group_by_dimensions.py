@@ -26,12 +26,13 @@ import numpy as np
 from accountant.core.claim_overlap import cut
 from accountant.ledger.protocols import of_holders, without_holder
 from accountant.ledger.team_assignment import NO_POLICY, Assignment, in_force
-from accountant.ledger.usage import OF_TIME, Int64Array, Usage, UsageMeasure
+from accountant.ledger.usage import Int64Array, Usage, UsageMeasure
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import GpuLifetimes, changes_between
-from accountant.storage.ledger_state import OF_NODES, State
+from accountant.storage.ledger_state import State
 from accountant.storage.span_splitting import local_hours
 from accountant.storage.write.name_ids import DeviceName, HolderName, holders, label_history
+from accountant.wire.dimensions import DECLARED, DIMENSIONS, OF_LABELS, OF_TIME, DeclaredDimension, sources, value_of
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Dimension, is_label, label_of
 from gputally.base import called_off
@@ -137,7 +138,8 @@ class ResultCache:
         return known
 
 
-ASSIGNED: frozenset[Dimension] = frozenset({"team", "queue"})
+ASSIGNED: frozenset[str] = frozenset({"team", "queue"})
+"""Sources of dimensions that the policy in force tells."""
 OF_FEW: frozenset[Dimension] = frozenset({"job", "pod"})
 """Dimensions whose values are shared by few holders."""
 UNHELD = 0
@@ -199,7 +201,7 @@ def _read_classes(
     exported: Sequence[str],
 ) -> HolderClasses:
     """Return the classes of the holders in [start_ms, end_ms) by these columns."""
-    filters = {name: sorted(where[dimension]) for dimension, name in _NAMED.items() if dimension in where}
+    filters = {name: sorted(where[dimension]) for dimension, name in _FILTERED.items() if dimension in where}
     by_label = "labels" in columns and bool(labels)
     by_user = "user" in columns or "user" in filters
     joins = (
@@ -239,7 +241,7 @@ def _classes_of(
     candidates: Mapping[int, HolderName], columns: Sequence[str], where: Mapping[Dimension, Collection[str]]
 ) -> HolderClasses:
     """Return the classes of the candidates that match the filter."""
-    filters = [(_NAMED[dimension], allowed) for dimension, allowed in where.items() if dimension in _NAMED]
+    filters = [(_FILTERED[dimension], allowed) for dimension, allowed in where.items() if dimension in _FILTERED]
     class_of: dict[tuple[Any, ...], int] = {}
     of: dict[int, int] = {}
     names: dict[int, HolderName] = {}
@@ -257,7 +259,7 @@ def _class_columns(dimensions: Collection[Dimension]) -> tuple[str, ...]:
     """Return the columns of `holder_class` that the dimensions need.
 
     A dimension may need several columns: a team, for example, depends on the cluster, the namespace and the queue."""
-    needed = {name for dimension in dimensions for name in _NEEDED.get(dimension, ())}
+    needed = {name for source in sources(dimensions) for name in _NEEDED.get(source, (source,))}
     needed |= {"exported"} if any(map(is_label, dimensions)) else set()
     return tuple(name for name in _QUOTED if name in needed) or ("cluster",)
 
@@ -278,14 +280,14 @@ def _holder_name(columns: Mapping[str, Any], labels: Collection[str], exported: 
     )
 
 
-_NAMED: Mapping[Dimension, str] = {
-    "namespace": "namespace", "job": "job", "pod": "name", "container": "container", "user": "user",
-}  # fmt: skip
-"""Dimensions that depend on the holder alone, with the attribute of its name."""
-_NEEDED: Mapping[Dimension, Sequence[str]] = {
-    **{dimension: (name,) for dimension, name in _NAMED.items()},
+_FILTERED: Mapping[Dimension, str] = {
+    one.name: one.source for one in DIMENSIONS if one.of == "holder" and one.source not in ASSIGNED and one.read is None
+}
+"""Dimensions by which holders can be filtered before they are grouped, with the attribute of the holder's name."""
+_NEEDED: Mapping[str, Sequence[str]] = {
     "queue": ("queue_ref",), "team": ("cluster", "namespace", "queue_ref", "labels"),
 }  # fmt: skip
+"""Sources of dimensions that are no column of `holder_class`, with the columns that they need."""
 _QUOTED = {
     **{name: name for name in ("cluster", "namespace", "name", "queue_ref", "job", "container", "labels", "exported")},
     "user": '"user"',
@@ -322,10 +324,11 @@ def pieces_of(
     """Split [start_ms, end_ms) into ConstantSpans for these dimensions, in order and without gaps. Days and hours are
     those of `zone`. label_changes: the instants at which a queried label of a pod changed."""
     pieces = [ConstantSpan(start_ms, end_ms, NO_POLICY)]
-    if dimensions & ASSIGNED:
+    asked = sources(dimensions)
+    if asked & ASSIGNED:
         pieces = [ConstantSpan(*part) for part in in_force(state.policies, start_ms, end_ms)]
-    relabelled = changes_between(state.fleet.charged.values() if "team" in dimensions else (), start_ms, end_ms)
-    relabelled += changes_between(state.fleet.placed.values() if dimensions & OF_NODES else (), start_ms, end_ms)
+    relabelled = changes_between(state.fleet.charged.values() if "team" in asked else (), start_ms, end_ms)
+    relabelled += changes_between(state.fleet.placed.values() if dimensions & OF_LABELS else (), start_ms, end_ms)
     relabelled += [at for at in label_changes if start_ms < at < end_ms]
     if relabelled:
         edges = sorted(set(relabelled))
@@ -334,7 +337,7 @@ def pieces_of(
     if not dimensions & OF_TIME:
         return pieces
     local: list[ConstantSpan] = []
-    finest = next(name for name in ("hour", "day", "month") if name in dimensions)
+    finest = next(name for name in ("hour", "day", "month") if name in asked)
     for each in local_hours(start_ms, end_ms, zone):
         piece = ConstantSpan(each.start_ms, each.end_ms, NO_POLICY, each.day, each.hour)
         if local and getattr(local[-1], finest) == getattr(piece, finest):
@@ -374,33 +377,40 @@ def _value(
 ) -> str:
     if is_label(dimension):
         return IDLE if holder is None else holder.exported_at(label_of(dimension), piece.start_ms)
-    match dimension:
-        case "team" | "queue":
-            if holder is None:
-                return IDLE
-            queue = piece.rules.queue(holder.queue_ref)
-            if dimension == "queue":
-                return queue
-            space = fleet.namespace_at((holder.cluster, holder.namespace), piece.start_ms)
-            return piece.rules.team(queue, space, dict(holder.labels))
-        case "namespace" | "job" | "pod" | "container" | "user":
-            return str(getattr(holder, _NAMED[dimension])) if holder is not None else ""
-        case "gpu_model":
+    declared = DECLARED[dimension]
+    if declared.of != "holder":
+        return value_of(dimension, _of_device(declared, fleet, piece, gpu, device))
+    if holder is None:
+        return without_holder(dimension)
+    return value_of(dimension, _of_holder(declared.source, fleet, piece, holder))
+
+
+def _of_holder(source: str, fleet: GpuLifetimes, piece: ConstantSpan, holder: HolderName) -> str:
+    if source not in ASSIGNED:
+        return str(getattr(holder, source))
+    queue = piece.rules.queue(holder.queue_ref)
+    if source == "queue":
+        return queue
+    space = fleet.namespace_at((holder.cluster, holder.namespace), piece.start_ms)
+    return piece.rules.team(queue, space, dict(holder.labels))
+
+
+def _of_device(
+    declared: DeclaredDimension, fleet: GpuLifetimes, piece: ConstantSpan, gpu: int, device: DeviceName
+) -> str:
+    match declared.of:
+        case "model":
             return device.gpu_model
         case "node":
             return device.node
-        case "mig_profile":
+        case "part":
             return device.profile
         case "gpu":
             return fleet.gpus[gpu].uuid
         case "cluster":
             return fleet.gpus[gpu].cluster
-        case "month":
-            return piece.month
-        case "day":
-            return piece.day
-        case "hour":
-            return piece.hour
+        case "time":
+            return str(getattr(piece, declared.source))
         case _:
             facts = fleet.node_at((fleet.gpus[gpu].cluster, device.node), piece.start_ms)
-            return getattr(facts, dimension) if facts is not None else ""
+            return "" if facts is None else facts.value(declared.name)

@@ -31,6 +31,7 @@ from accountant.storage.span_splitting import TaggedSpan
 from accountant.storage.write import record_columns
 from accountant.storage.write.name_ids import NO_DEVICE, holders
 from accountant.storage.write.rollups import row_range
+from accountant.wire.dimensions import sources
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
@@ -244,7 +245,7 @@ def _lent_in(
     payers = {row[0]: row[0] for row in cursor.rows("payers", {"low": start_ms, "high": end_ms})}
     table = sums(cursor, state, spans, state.device_kinds(cursor, frozenset({"gpu"})), payers={**payers, 0: 0})
     labels, held_by = state.fleet.team_labels, set(table[:, GROUPED_BY.index("payer")].tolist()) - {0}
-    names = holders(cursor, held_by, labels, exported_in(by), users="user" in by)
+    names = holders(cursor, held_by, labels, exported_in(by), users="user" in sources(by))
     device_names = state.device_names(cursor)
     columns = [(*GROUPED_BY, *ALL_CELLS).index(name) for name in _ShareOfGpu._fields]
     shares: dict[int, list[_ShareOfGpu]] = defaultdict(list)

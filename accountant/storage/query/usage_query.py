@@ -25,7 +25,6 @@ from accountant.ledger.protocols import of_holders
 from accountant.ledger.usage import (
     LENT,
     MEASURES,
-    OF_TIME,
     START_UP,
     Int32Array,
     Int64Array,
@@ -55,6 +54,7 @@ from accountant.storage.query.usage_sums import ALL_CELLS, GROUPED_BY, sums
 from accountant.storage.span_splitting import EVERY_GPU, TaggedSpan
 from accountant.storage.write.name_ids import NO_DEVICE, DeviceName, holders
 from accountant.storage.write.record_columns import Numbering
+from accountant.wire.dimensions import OF_TIME, sources
 from accountant.wire.usage_cost_and_job_models import Dimension, is_label
 from gputally.base import called_off
 from gputally.base.measures import REPORTED
@@ -213,12 +213,13 @@ class _UsageTable:
         if not of_holder:
             return sums(cursor, state, spans, self._kinds, gpus=gpus, memos=self._measures)
         start_ms, end_ms = self._pieces[0].start_ms, self._pieces[-1].end_ms
-        labels = state.fleet.team_labels if "team" in dimensions else ()
+        asked = sources(dimensions)
+        labels = state.fleet.team_labels if "team" in asked else ()
         if (end_ms - start_ms <= MS_PER_HOUR or gpus is not None) and not of_holders(where):
             # For a short span or a few GPUs, the sums themselves show the holders.
             table = sums(cursor, state, spans, self._kinds, by_payer=True, gpus=gpus, memos=self._measures)
             payers = set(table[:, _PAYER].tolist()) - {UNHELD}
-            self._classes = of_all(holders(cursor, payers, labels, exported_in(of_holder), users="user" in dimensions))
+            self._classes = of_all(holders(cursor, payers, labels, exported_in(of_holder), users="user" in asked))
             return table
         found = classes(cursor, start_ms, end_ms, of_holder, where, labels, cache)
         if "queue" in where and not asks_for_unheld_time(where):
@@ -316,7 +317,7 @@ class _UsageTable:
             return key_of(of_device, fleet, self._piece_of_era[era], *shown[kind], None)
 
         era = self._era[tag]
-        by_time = [tuple([getattr(piece, name) for name in of_time]) for piece in self._pieces]
+        by_time = [key_of(of_time, fleet, piece, EVERY_GPU, NO_DEVICE, None) for piece in self._pieces]
         parts = (
             (of_holder, *_lookup(era, payer, holder_values)),
             (of_device, *_lookup(era, device, device_values)),
