@@ -284,13 +284,12 @@ class LakeStatus(Status):
 
     @property
     def newest_by_node(self) -> Mapping[tuple[str, str], int]:
-        """Always empty, because the lake has whole hours."""
-        return {}
+        """Without the nodes of which nothing but usage is published, or what an earlier version published."""
+        return {(node.cluster, node.name): at_ms for node, at_ms in self._ledger._nodes if at_ms is not None}
 
     @property
     def agents(self) -> Mapping[tuple[str, str], AgentFacts]:
-        """Always empty, because the lake has no agents' reports."""
-        return {}
+        return {(node.cluster, node.name): node.agent for node, _ in self._ledger._nodes if node.agent is not None}
 
     @property
     def clusters(self) -> frozenset[str]:
@@ -302,9 +301,7 @@ class LakeStatus(Status):
 
     @property
     def nodes(self) -> tuple[NodeFacts, ...]:
-        rows = self._ledger._rows(NODES, "cluster", "node")
-        with self._ledger._readable():
-            return tuple(_NODES.decode(row["facts"]) for row in rows)
+        return tuple(node for node, _ in self._ledger._nodes)
 
     @property
     def last_act(self) -> int:
@@ -792,6 +789,13 @@ class LakeLedger:
     def _rows(self, table: LakeTable, *order: str) -> list[dict[str, Any]]:
         rows = self._list(every_column(table).where(self._own()))
         return sorted(rows, key=lambda row: tuple(row[name] for name in order))
+
+    @functools.cached_property
+    def _nodes(self) -> Sequence[tuple[NodeFacts, int | None]]:
+        """The nodes, each with the end of its newest record; None if that is not published."""
+        rows = self._rows(NODES, "cluster", "node")
+        with self._readable():
+            return [(_NODES.decode(row["facts"]), row["newest_ms"]) for row in rows]
 
     @functools.cached_property
     def _journal(self) -> list[Act]:

@@ -613,10 +613,12 @@ class Publisher:
             }
             for act in self._acts()
         ]  # fmt: skip
+        newest = self._ledger.status().newest_by_node
         yield tables.NODES, "", [
             {
                 "ledger": name, "cluster": node.cluster, "node": node.name, "pool": node.pool, "region": node.region,
                 "capacity_type": node.capacity_type, "facts": msgspec.json.encode(node).decode(),
+                "newest_ms": newest.get((node.cluster, node.name)),
             }
             for node in self._ledger.status().nodes
         ]  # fmt: skip

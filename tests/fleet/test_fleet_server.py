@@ -298,6 +298,17 @@ def test_the_jobs_of_all_clusters_are_compared_with_the_span_before(client: Test
     assert client.get(f"/fleet/nodes?{view}").status_code == 200
 
 
+def test_nodes_of_all_clusters_have_the_release_of_their_agent_and_the_errors_of_their_gpus(
+    two: TwoLedgers, client: TestClient
+) -> None:
+    told, view = ("node", "newest_record", "agent_version", "gpu_errors"), f"{MONTH}&columns=silent,agent,errors"
+    of_fleet = [[row[name] for name in told] for row in _file(client, f"/fleet/nodes.csv?{view}")]
+    own = [row for one in two.both for row in _file(_accountant(one), f"/nodes.csv?{view}")]
+    assert sorted(of_fleet) == sorted([row[name] for name in told] for row in own)
+    assert {tuple(row[2:]) for row in of_fleet} == {("0.1.0", "gpu-0 xid 79: 2")}
+    assert all(newest for _, newest, *_ in of_fleet)
+
+
 def test_the_pages_of_the_jobs_of_all_clusters_are_the_list(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,7 +130,17 @@ QUESTIONS: dict[str, Reading] = {
     "window": _window,
     **{
         name: lambda one, name=name: getattr(one.status(), name)
-        for name in ("last_act", "nodes", "extent", "newest_ms", "clusters", "newest_by_cluster", "teams")
+        for name in (
+            "last_act",
+            "nodes",
+            "extent",
+            "newest_ms",
+            "clusters",
+            "newest_by_cluster",
+            "teams",
+            "agents",
+            "newest_by_node",
+        )
     },
     "GPU-hours": lambda one: one.status().gpu_hours(*SPAN),
     "GPUs of nodes": lambda one: one.status().gpus_at(*SPAN),

@@ -15,7 +15,7 @@ from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
 from accountant.prices.price_book import PriceBook
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.wire.policy_models import Policy, QueuePolicy
-from agent.wire import Holder
+from agent.wire import AgentReport, GpuError, GpuReport, Holder
 from gputally.base.clock import VirtualClock
 from tests.empty_ledger import fresh
 from tests.ledger.conftest import MINUTE, START_MS, Hand, booked
@@ -48,6 +48,12 @@ ROWS = st.lists(
     max_size=25,
     unique_by=lambda row: row[:2],
 )
+
+
+AGENT = AgentReport(
+    version="0.1.0", gpus=(GpuReport(gpu_uuid="gpu-0", errors=(GpuError(kind="xid 79", count=2, last_ms=START_MS),)),)
+)
+"""What the agent of each node says of itself."""
 
 
 @contextmanager
@@ -97,7 +103,7 @@ def _book(ledger: DuckLedger, cluster: str, rows: Rows) -> None:
         )
         for pod in range(6)
     ]  # fmt: skip
-    assert booked(ledger, HAND.now_ms, HAND.batch(*sent, *facts, cluster=cluster)).quarantined == 0
+    assert booked(ledger, HAND.now_ms, HAND.batch(*sent, *facts, cluster=cluster, agent=AGENT)).quarantined == 0
 
 
 def _tell(ledger: DuckLedger, clusters: Iterable[str], told_ms: int) -> None:
