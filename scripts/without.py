@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -67,7 +68,10 @@ def deleted(copy: Path, plugins: list[str]) -> None:
             if folder.exists():  # not yet deleted with one above it
                 print("without", folder.relative_to(copy), flush=True)
                 shutil.rmtree(folder)
-        (copy / "helm" / "gputally" / "examples" / f"{place.name}.yaml").unlink(missing_ok=True)
+        example = copy / "helm" / "gputally" / "examples" / f"{place.name}.yaml"
+        if example.exists():
+            example.unlink()
+            _unlink(copy, example)
     left_out = {
         value
         for entries in points.values()
@@ -78,6 +82,15 @@ def deleted(copy: Path, plugins: list[str]) -> None:
     kept = [line for line in lines if not any(line.rstrip().endswith(f'"{value}"') for value in left_out)]
     (copy / "pyproject.toml").write_text("".join(kept))
     register(copy)
+
+
+def _unlink(copy: Path, gone: Path) -> None:
+    """Make plain words of the links to a file that is deleted."""
+    for page in (*(copy / "docs").rglob("*.md"), *(copy / "helm").rglob("*.md"), *copy.glob("*.md")):
+        text = page.read_text("utf-8")
+        plain = re.sub(rf"\[([^\]]*)\]\([^)]*examples/{re.escape(gone.name)}\)", r"\1", text)
+        if plain != text:
+            page.write_text(plain, "utf-8")
 
 
 def entry_points(copy: Path) -> dict[str, dict[str, str]]:

@@ -2,7 +2,8 @@
 
 The words after the opening fence classify a block. `sh` and `console` are commands, which run in order on each page; a
 second word names the reason for which `make test` does not run them. `yaml` is followed by the kind of file, and by a
-file name if commands read it."""
+file name if commands read it. A last word `needs:kueue,histories.slurm` names plug-ins: where one of them is deleted,
+the block is neither run nor checked."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +30,7 @@ MARKS = {
 }
 COMMANDS = ("sh", "console")
 SHOWN = ("text", "csv", "json", "promql", "jsonc", "python", "ini", "sql", "toml")
+_NEEDS = "needs:"
 _FENCE = re.compile(
     r"^(?P<in>[ ]*)(?P<ticks>```+)(?P<info>[^\n]*)\n(?P<text>.*?)^(?P=in)(?P=ticks)[ \t]*$", re.MULTILINE | re.DOTALL
 )
@@ -35,13 +39,20 @@ _FENCE = re.compile(
 
 @dataclass(frozen=True)
 class CodeBlock:
-    """A fenced code block. words: the words after the language."""
+    """A fenced code block. words: the words after the language. needs: the plug-ins that it shows, by name or by seam
+    and name."""
 
     page: Path
     line: int
     language: str
     words: tuple[str, ...]
     text: str
+    needs: frozenset[str] = frozenset()
+
+    @property
+    def usable(self) -> bool:
+        """Whether the plug-ins that it shows are there."""
+        return self.needs <= plugin_names()
 
     @property
     def where(self) -> str:
@@ -66,8 +77,18 @@ def code_blocks_of(page: Path, text: str) -> Iterator[CodeBlock]:
     """Return all code blocks of a page from top to bottom."""
     for found in _FENCE.finditer(text):
         language, *words = found["info"].split() or [""]
+        needs = {name for word in words if word.startswith(_NEEDS) for name in word.removeprefix(_NEEDS).split(",")}
+        plain = tuple(word for word in words if not word.startswith(_NEEDS))
         line = text.count("\n", 0, found.start()) + 1
-        yield CodeBlock(page, line, language, tuple(words), textwrap.dedent(found["text"]))
+        yield CodeBlock(page, line, language, plain, textwrap.dedent(found["text"]), frozenset(needs))
+
+
+@cache
+def plugin_names() -> frozenset[str]:
+    """Return the names of all installed plug-ins, each also with its seam: `slurm`, `histories.slurm`."""
+    seams = [group for group in entry_points().groups if group.startswith("gputally.")]
+    found = [(seam.partition(".")[2], name) for seam in seams for name in entry_points(group=seam).names]
+    return frozenset(word for seam, name in found for word in (name, f"{seam}.{name}"))
 
 
 def pages_with_text() -> dict[Path, str]:

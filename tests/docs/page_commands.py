@@ -105,6 +105,8 @@ def follow(page: str, marks: Collection[str | None], shell: Shell, stands_for: M
     names = re.compile("|".join(rf"(?<![\w-]){re.escape(name)}(?![\w-])" for name in stands_for) or r"(?!)")
     otherwise = []
     for block in PAGES[page]:
+        if not block.usable:
+            continue
         put(shell.folder, block)
         if block.language not in COMMANDS or block.mark not in marks:
             continue

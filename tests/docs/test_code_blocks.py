@@ -38,6 +38,22 @@ def test_every_block_says_what_it_holds(blocks: list[CodeBlock]) -> None:
     assert wrong == [], f"commands: sh or console, alone or with {', '.join(MARKS)}; yaml with {', '.join(KINDS)}"
 
 
+def test_a_block_shows_the_plug_ins_that_it_needs(blocks: list[CodeBlock]) -> None:
+    """Else it would not be checked because of a slip of the pen."""
+    needing = [(block, name) for block in blocks for name in block.needs]
+    assert needing
+    for block, name in needing:
+        of_page = [one.text for one in blocks if one.page == block.page and name in one.needs]
+        assert any(name.rpartition(".")[2] in text for text in of_page), f"{block.where}: {name}"
+
+
+def test_a_block_of_a_plug_in_that_is_not_there_is_not_checked() -> None:
+    [there, absent] = code_blocks_of(
+        Path("page.md"), "```sh host\ntouch x\n```\n```yaml policy a.yaml needs:no-such-one\nx: 1\n```\n"
+    )
+    assert (there.usable, there.mark, absent.usable, absent.words) == (True, "host", False, ("policy", "a.yaml"))
+
+
 def test_no_command_hides_in_a_block_that_is_only_shown(blocks: list[CodeBlock]) -> None:
     hidden = [
         f"{block.where}: {line}"

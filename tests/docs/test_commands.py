@@ -24,7 +24,8 @@ RICHEST = GOLDEN.with_name("on-prem.yaml")
 
 def lines(page: Path, text: str) -> list[str]:
     """Return the commands of all blocks of a page, with continued lines joined and comments dropped."""
-    found = [step for block in code_blocks_of(page, text) if block.language in COMMANDS_IN for step in steps(block)]
+    blocks = [block for block in code_blocks_of(page, text) if block.language in COMMANDS_IN and block.usable]
+    found = [step for block in blocks for step in steps(block)]
     return [step.command.replace("\\\n", " ").split("  #")[0].strip() for step in found]
 
 
