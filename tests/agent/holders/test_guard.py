@@ -16,10 +16,12 @@ from agent.core.readings import Allocation, Gpu, Unavailable
 from agent.core.settings import AgentSettings, SettingsError
 from agent.holders.chosen import open_holders
 from agent.holders.guard import MOST_ALLOCATIONS, GuardedSource, WrongHoldings, checked
-from agent.holders.protocol import HolderPlugin, Holdings, JobCgroups, NodeSurroundings, VirtualDevices
+from agent.holders.installed import sharing_systems
+from agent.holders.protocol import SEAM, HolderPlugin, Holdings, JobCgroups, NodeSurroundings, VirtualDevices
 from agent.wire import Holder, Owner, PodFacts
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
+from gputally.base.plugins import usable
 from gputally.base.pod_stop import PodStop, bounded
 from gputally.testing.holders import GPUS, NODE, sure
 from tests.agent.sample_values import T0
@@ -259,21 +261,29 @@ def opened(text: str, **settings_: Any) -> object:
     return open_holders(text, NodeSurroundings(NODE, clock, BackgroundTasks(clock), AgentSettings(**settings_)))
 
 
-@pytest.mark.parametrize(
-    ("text", "tells"),
-    [
-        ("", "no plug-in"), ("proceses", "processes"), ("pods", "pods=PLACE"), ("processes=x", "expected processes"),
-    ],
-)  # fmt: skip
-def test_a_wrong_setting_says_what_is_expected(text: str, tells: str) -> None:
+SOURCES = [one for one in usable(SEAM, HolderPlugin).values() if one.open is not None]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda one: one.name)
+def test_a_wrong_setting_says_what_is_expected(source: HolderPlugin) -> None:
+    name = source.name
+    wrong, tells = (name, f"expected {name}=PLACE") if source.place else (f"{name}=x", f"expected {name}$")
     with pytest.raises(SettingsError, match=tells):
-        opened(text)
+        opened(wrong)
+    with pytest.raises(SettingsError, match=f"'{name}s'.*{name}"):
+        opened(f"{name}s")
+
+
+def test_without_a_name_no_plug_in_is_found() -> None:
+    with pytest.raises(SettingsError, match="no plug-in"):
+        opened("")
 
 
 def test_an_unknown_sharing_system_is_named_with_those_that_are_known() -> None:
-    with pytest.raises(SettingsError, match=r"'slurm'; known: .*kai"):
-        opened("processes", gpu_sharing="schedulers,slurm")
-    assert opened("processes", gpu_sharing="schedulers") == ("processes", None)
+    """A source of holders is none."""
+    with pytest.raises(SettingsError, match=r"'no-system'; known: (?P<known>.*)") as told:
+        opened(SOURCES[0].name, gpu_sharing="schedulers,no-system")
+    assert [name for name in sharing_systems() if name not in str(told.value)] == []
 
 
 @pytest.mark.parametrize(

@@ -109,13 +109,13 @@ def test_processes_of_one_container_are_one_holder(source: Shown, proc: Proc) ->
 
 def test_several_holders_share_equally_and_each_has_its_own_busy_time(source: Shown, proc: Proc) -> None:
     proc(10, comm="a", start=1)
-    proc(11, cgroup="0::/system.slice/slurmstepd.scope/job_7/step_0")
+    proc(11, comm="b", start=2)
     source.look(0, *GPU, "proc 10 1", "proc 11 1")
     snapshot = source.look(2_000, *GPU, "proc 10 1", "proc 11 1", "pu 2000000 10 30", "pu 2000000 11 20")
-    assert holders(snapshot) == [("process", "10:1", "processes"), ("slurm", "7", "processes")]
+    assert holders(snapshot) == [("process", "10:1", "processes"), ("process", "11:2", "processes")]
     device = snapshot.devices[0]
     assert device.method == "process"
-    assert {r.holder.uid: r.busy_us for r in device.holders} == {"10:1": 600_000, "7": 400_000}
+    assert {r.holder.uid: r.busy_us for r in device.holders} == {"10:1": 600_000, "11:2": 400_000}
 
 
 def test_an_mps_server_holds_nothing_and_its_time_belongs_to_its_clients(source: Shown, proc: Proc) -> None:
