@@ -22,9 +22,10 @@ from gputally.base.clock import VirtualClock
 from tests.attacks.edges import DECIMALS, EDGES, INTEGERS, mutations
 from tests.fairshare.builders import node_object, pod_object
 from tests.fairshare.web.controller_pages import Answer, Stage, stage
+from tests.fake_scheduler import fake_scheduler as fake_scheduler
 from tests.hypothesis_examples import examples
 
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900), pytest.mark.usefixtures("fake_scheduler")]
 
 VALUES = tuple(
     dict.fromkeys(

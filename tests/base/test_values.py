@@ -190,25 +190,20 @@ def test_a_text_longer_than_its_caller_allows_is_not_parsed() -> None:
 
 
 CASES = {cases.PLACES[0]: cases.QUEUE_REFS for cases in plugin_cases("fairshare").values()}
-KAI, RUNAI, SLURM = "kai-scheduler", "runai-scheduler", "slurm-bridge-scheduler"
+OTHER, SLURM = "another-scheduler", "slurm-bridge-scheduler"
 
 
 @pytest.mark.parametrize(("scheduler", "labels", "annotations", "ref"), [
-    (KAI, {"kai.scheduler/queue": "vision"}, {}, "kai:vision"),
-    (KAI, {"runai/queue": "vision"}, {}, "kai:vision"),
-    (RUNAI, {"runai/queue": "vision"}, {}, "kai:vision"),
-    (KAI, {"kai.scheduler/queue": "new", "runai/queue": "old"}, {}, "kai:new"),
-    (KAI, {"kai.scheduler/queue": ""}, {}, ""),
     *((scheduler, *each) for scheduler, refs in CASES.items() for each in refs),
-    *((other, *each[:2], "") for other in ("default-scheduler", KAI, "") for refs in CASES.values() for each in refs),
+    *((other, *each[:2], "") for other in ("default-scheduler", OTHER, "") for refs in CASES.values() for each in refs),
     (SLURM, {}, {"slinky.slurm.net/slurm-account": "physics"}, "slurm:physics"),
     (SLURM, {}, {"slurmjob.slinky.slurm.net/account": "physics"}, "slurm:physics"),
     *((other, {key: "q"}, {}, "") for other in ("default-scheduler", "") for key in (
         "kai.scheduler/queue", "runai/queue", "slinky.slurm.net/slurm-account")),
-    *((other, {}, {key: "q"}, "") for other in ("default-scheduler", KAI) for key in (
+    *((other, {}, {key: "q"}, "") for other in ("default-scheduler", OTHER) for key in (
         "slinky.slurm.net/slurm-account", "slurmjob.slinky.slurm.net/account")),
     ("default-scheduler", {"kueue.x-k8s.io/queue-name": "a"}, {}, "kueue:ns/a"),
-    (KAI, {"kueue.x-k8s.io/queue-name": "a", "kai.scheduler/queue": "b"}, {}, "kueue:ns/a"),
+    ("kai-scheduler", {"kueue.x-k8s.io/queue-name": "a", "kai.scheduler/queue": "b"}, {}, "kueue:ns/a"),
     ("default-scheduler", {}, {"kueue.x-k8s.io/queue-name": "a"}, ""),
     ("default-scheduler", {}, {}, ""),
 ])  # fmt: skip

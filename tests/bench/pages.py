@@ -43,6 +43,7 @@ from tests.bench import bulk, load
 from tests.bench.figure import Figure, Goal
 from tests.bench.service import Spent, child
 from tests.fairshare.web.controller_pages import Stage, stage
+from tests.fake_scheduler import installed as fake_scheduler
 from tests.moments import present
 
 GOAL_MS = 200.0
@@ -168,7 +169,7 @@ def main(folder: str, nodes: int, minutes: int, queues: int, step: int) -> None:
             raise SystemExit("no job is on the list of jobs")
         for name, address in addresses(size.fleet, listed[1]).items():
             took[name] = jobs if name == "jobs" else _timed(name, partial(_status, client, address))
-        with tempfile.TemporaryDirectory() as other:
+        with tempfile.TemporaryDirectory() as other, fake_scheduler(Path(other)):
             house = _controller(Path(other), ledger)
             house.site.compile_templates()
             for name, address in CONTROLLER.items():

@@ -25,10 +25,11 @@ from gputally.kubernetes.objects import CONFIG_MAP
 from tests.browser.demo_pages import chromium
 from tests.fairshare.web.browser_sessions import callers, key
 from tests.fairshare.web.controller_pages import Stage, stage
+from tests.fake_scheduler import fake_scheduler as fake_scheduler
 from tests.fakes.provider import Provider, provider
 from tests.real.programs import free_ports
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("fake_scheduler")]
 
 
 @dataclass

@@ -20,11 +20,11 @@ from accountant.core.settings import Settings
 from accountant.wire.policy_models import Budget, Policy, QueuePolicy
 from agent.wire import PodFacts, UsageInterval
 from fairshare.controller.control_loop import Controller
-from fairshare.schedulers.kai.kinds import QUEUE, SHARD
 from fairshare.usage.accountant_client import AccountantApi
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, Object
+from gputally.kubernetes.scheduler_plugins import schedulers
 from gputally.server.https_server import serve
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.usage_records import batch, deliver, interval, pod_facts, pod_holder
@@ -104,10 +104,11 @@ def _facts(node: str) -> Iterator[PodFacts]:
 
 
 def objects() -> list[Object]:
-    """Return the cluster's objects at the end: the pods of every queue request more GPUs than it holds."""
+    """Return the cluster's objects at the end: the pods of every queue request more GPUs than it holds. Without the
+    scheduler of the pages, it has only nodes."""
     queues: list[Object] = [
         {
-            "apiVersion": QUEUE.api_version, "kind": QUEUE.kind, "metadata": {"name": queue.name},
+            "apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": {"name": queue.name},
             "spec": {"resources": {"gpu": {"quota": queue.deserved, "limit": -1, "overQuotaWeight": 1}}},
             "status": {"requested": {GPU: "6"}, "allocated": {GPU: "2"}},
         }
@@ -117,9 +118,9 @@ def objects() -> list[Object]:
     nodes: list[Object] = [
         {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": ready} for name in MODELS
     ]
-    shard: Object = {"apiVersion": SHARD.api_version, "kind": SHARD.kind, "metadata": {"name": "default"}}
+    shard: Object = {"apiVersion": "kai.scheduler/v1", "kind": "SchedulingShard", "metadata": {"name": "default"}}
     shard["spec"] = {"kValue": 0}
-    return [*queues, *nodes, shard]
+    return [*queues, *nodes, shard] if "kai" in schedulers() else nodes
 
 
 def make(folder: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import trustme
 
-from fairshare.schedulers.kai.kinds import POD_GROUP
 from gputally.advise.autoscaling_spot_and_sharing import NodePool, PoolAdvice, autoscaler_file
 from gputally.kubernetes.objects import GPU, Object
 from tests.docs import accountant_of_pages
@@ -93,7 +92,7 @@ def leave_to_the_page(folder: Path) -> None:
 def _waiting() -> Iterator[Object]:
     """A waiting gang of each of two queues: ml/train of vision, serving/chat of serving."""
     for namespace, name, queue in (("ml", "train", "vision"), ("serving", "chat", "serving")):
-        group = {"apiVersion": POD_GROUP.api_version, "kind": POD_GROUP.kind}
+        group = {"apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup"}
         yield {
             **group, "metadata": {"name": name, "namespace": namespace}, "spec": {"queue": queue, "minMember": 1},
             "status": {"resourcesStatus": {"requested": {GPU: "1"}, "allocated": {}}},

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from kubernetes.config import kube_config
 
+from gputally.kubernetes.scheduler_plugins import schedulers
 from tests.docs import cluster_of_pages
 from tests.docs.code_blocks import PAGES, with_commands
 from tests.docs.page_commands import Shell, follow
@@ -18,7 +19,10 @@ from tests.real.controlplane import ApiServer
 from tests.real.programs import built
 from tests.real.prometheus import backfill, prometheus
 
-pytestmark = pytest.mark.real
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif("kai" not in schedulers(), reason="the pages show this scheduler"),
+]
 INSTALL = "docs/install.md"
 """The page runs as a whole, from a checkout without the files that it names."""
 HELM = ("helm", "--namespace", cluster_of_pages.RELEASE)

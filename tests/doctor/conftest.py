@@ -25,6 +25,7 @@ from gputally.kubernetes.objects import EVENT, GPU, NODE, POD, Kind, Object
 from gputally.server.https_server import serve
 from tests.fairshare.builders import object_of
 from tests.fairshare.scheduler_kinds import KINDS
+from tests.fake_scheduler import fake_scheduler as fake_scheduler
 
 NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
 CORE = ("pods", "nodes", "namespaces", "configmaps", "events")

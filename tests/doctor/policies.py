@@ -8,4 +8,4 @@ from accountant.wire.policy_models import Policy
 
 
 def policy(*queues: dict[str, Any], **more: Any) -> Policy:
-    return Policy.model_validate({"queues": list(queues) or [{"name": "a", "refs": ("kai:a",)}], **more})
+    return Policy.model_validate({"queues": list(queues) or [{"name": "a", "refs": ("fake:a",)}], **more})

@@ -17,7 +17,6 @@ from accountant.wire.policy_models import Policy
 from accountant.wire.typed_accountant_client import AccountantClient
 from agent.holders.protocol import SourceCheck
 from agent.wire import Batch, Holder
-from fairshare.schedulers.kai.kinds import QUEUE
 from gputally.base.accountant_connection import Unanswered
 from gputally.base.clock import VirtualClock
 from gputally.doctor.__main__ import CALLED_WRONGLY, CHECKS, main, run_and_print, run_checks
@@ -25,10 +24,12 @@ from gputally.doctor.check_inputs import Sources
 from gputally.doctor.findings import CheckResult
 from gputally.doctor.rbac_checks import SERVICE_ACCOUNT, AccessRight, review_rights
 from gputally.kubernetes.scheduler_plugins import schedulers
+from gputally.testing.fake_scheduler import queue_object, setup_object
 from tests.doctor.conftest import NOW_MS, MemoryInspector, failed, node, pod
-from tests.fairshare.builders import object_of, shard_object
 from tests.fakes.nvml.library import FakeNvml
 from tests.usage_records import QUARTER_MS, batch, deliver, interval, pod_facts, pod_holder
+
+pytestmark = pytest.mark.usefixtures("fake_scheduler")
 
 HOUR_MS = 3_600_000
 TAINT = {"key": "dedicated", "value": "infra", "effect": "NoSchedule"}
@@ -41,8 +42,8 @@ rows:
 """
 POLICY = Policy.model_validate(
     {
-        "targets": {"kai": {"mode": "weight", "apply": "enforce"}},
-        "queues": [{"name": "vision", "team": "vision", "deserved": 24, "refs": ["kai:vision"]}],
+        "targets": {"fake": {"mode": "weight", "apply": "enforce"}},
+        "queues": [{"name": "vision", "team": "vision", "deserved": 24, "refs": ["fake:vision"]}],
     }
 )
 
@@ -51,7 +52,7 @@ def books() -> Batch:
     """Six hours of three GPUs until 12:00: an idle notebook, a job, and a busy L4 without a price or a holder."""
     names = ("notebook", "train")
     begin_ms = NOW_MS - 6 * HOUR_MS
-    facts = [pod_facts(name, begin_ms, namespace="work", queue_ref="kai:vision") for name in names]
+    facts = [pod_facts(name, begin_ms, namespace="work", queue_ref="fake:vision") for name in names]
     stranger = Holder(kind="unattributed", uid="unattributed")
     l4: dict[str, Any] = {"gpu_model": "NVIDIA L4", "allocated_us": 0}
     rows = []
@@ -75,17 +76,14 @@ def running(accountant_of: Callable[..., tuple[Service, str]], tmp_path_factory:
     return url
 
 
-def queue(name: str) -> dict[str, Any]:
-    return object_of(QUEUE, name, {"resources": {"gpu": {"quota": 24, "limit": -1, "overQuotaWeight": 1}}})
-
-
 @pytest.fixture
 def cluster() -> MemoryInspector:
-    """16 GPUs: eight behind a taint, two pods that wait, a KAI that keeps its own history."""
-    shard = shard_object(kValue=1.0, usageDBConfig={"clientType": "prometheus"})
+    """16 GPUs: eight behind a taint, two pods that wait, a scheduler that counts usage itself."""
+    setup = setup_object(counts_usage=True)
     return MemoryInspector(
         [
-            node("a", taints=[TAINT]), node("b"), pod("full", 8, on="b"), pod("train", 4), queue("vision"), shard,
+            node("a", taints=[TAINT]), node("b"), pod("full", 8, on="b"), pod("train", 4),
+            queue_object("vision", quota=24, requested=None, allocated=None), setup,
             failed("train", "0/2 nodes are available"),
         ]
     )  # fmt: skip
@@ -109,7 +107,7 @@ def test_what_is_wrong_in_the_cluster_and_the_books_is_found(
         "plugins": "ok",
     }  # fmt: skip
     what = {name: [each.what for each in result.findings] for name, result in found.items()}
-    assert what["weights"] == ["weights published to kai have no effect (HistoryCountedTwice)"]
+    assert what["weights"] == ["weights published to fake have no effect (HistoryCountedTwice)"]
     assert (
         what["guarantees"][0]
         == "deserved quotas add up to more GPUs than the cluster has: it can never satisfy all of them"
@@ -130,7 +128,7 @@ def test_a_check_that_cannot_be_made_says_why_and_leaves_the_others_alone(
     assert found["idle"].unknown == "no accountant"
     assert found["placement"].status == "error"
     assert found["conflicts"].seen == "1 queues of 1 schedulers, 0 in the policy; without the policy: no accountant"
-    assert found["guarantees"].findings[0].what.startswith("kai's own queues are guaranteed more")
+    assert found["guarantees"].findings[0].what.startswith("fake's own queues are guaranteed more")
     found = by_name(run_checks(sources_of()))
     assert {result.status for name, result in found.items() if name != "plugins"} == {"unknown"}
     assert found["placement"].unknown == "no cluster: nothing listens"

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from fairshare.core.queues_and_weights import Condition, Gang, Issue, Pod
-from fairshare.schedulers.kai import kinds as kai
-from fairshare.targets.installed import schedulers
 from fairshare.targets.status_config_map import StatusObject, render
 from gputally.doctor.rbac_checks import AccessRight, named_rights, needed_rights
 from gputally.doctor.scheduler_checks import (
@@ -30,18 +28,20 @@ from gputally.doctor.scheduler_checks import (
 from gputally.kubernetes.mig_parts import NO_NODES
 from gputally.kubernetes.objects import CONFIG_MAP, POD
 from gputally.kubernetes.scheduler_plugins import OwnQueue
+from gputally.testing.fake_scheduler import SCHEDULER, queue_object
 from tests.doctor.conftest import NOW_MS, MemoryInspector, failed, node, pod
 from tests.doctor.policies import policy
-from tests.fairshare.builders import node_object, object_of, shard_object
-from tests.fairshare.scheduler_objects import ARGUMENTS, DATABASE, KAI_QUEUE
+from tests.fairshare.builders import node_object
 from tests.plugin_cases import plugin_cases
+
+pytestmark = pytest.mark.usefixtures("fake_scheduler")
 
 CASES = plugin_cases("fairshare")
 OBJECT_CASES = plugin_cases("fairshare", "object_cases")
 
 SERVED = {
     (versions[0].api_version.partition("/")[0], versions[0].plural): (versions[0].api_version.partition("/")[2],)
-    for versions in schedulers()["kai"].kinds
+    for versions in SCHEDULER.kinds
 }
 
 
@@ -50,76 +50,82 @@ def gang(queue: str, gpus: float) -> Gang:
 
 
 def test_a_scheduler_that_is_not_there_cannot_be_published_to() -> None:
-    (found,) = weights(policy(), [SchedulerState("kai", {}), SchedulerState("kueue", {})]).findings
+    (found,) = weights(policy(), [SchedulerState("fake", {}), SchedulerState("kueue", {})]).findings
     assert (found.severity, found.remedy) == ("error", "kubectl get crd | grep queues")
-    assert found.what == "the policy publishes to kai, which is not installed: no Queue is served"
+    assert found.what == "the policy publishes to fake, which is not installed: no Queue is served"
     assert found.evidence == "1 queues refer to it: a"
 
 
 def test_a_version_nobody_knows_is_named() -> None:
-    served = {**SERVED, ("scheduling.run.ai", "podgroups"): ("v9",)}
-    (found,) = weights(policy(), [SchedulerState("kai", served, "enforce")]).findings
-    assert found.evidence == "served: v9; known: v2alpha2"
+    served = {**SERVED, ("fake.gputally.dev", "podgroups"): ("v9",)}
+    (found,) = weights(policy(), [SchedulerState("fake", served, "enforce")]).findings
+    assert found.evidence == "served: v9; known: v1"
 
 
 def test_weights_that_cannot_act_and_queues_without_a_place() -> None:
     conditions = [
-        Condition("Effective", "False", "HistoryCountedTwice", "kValue is 1 in SchedulingShard default"),
+        Condition(
+            "Effective",
+            "False",
+            "HistoryCountedTwice",
+            "Setup default counts past use too",
+            "set spec.countsUsage to false",
+        ),
         Condition("Other", "False", "No", "matter"),
     ]
-    target = SchedulerState("kai", SERVED, "enforce", conditions, [Issue("a", "KAI has no queue a")])
+    target = SchedulerState("fake", SERVED, "enforce", conditions, [Issue("a", "fake has no queue a")])
     acts, placed = weights(policy(), [target]).findings
     assert (acts.severity, placed.severity) == ("error", "warning")
-    assert acts.what == "weights published to kai have no effect (HistoryCountedTwice)"
-    assert acts.evidence == "kValue is 1 in SchedulingShard default"
-    assert "kValue: 0" in acts.remedy
-    assert placed.evidence == "KAI has no queue a"
-    assert weights(policy(), [replace(target, conditions=(), issues=())]).seen == "kai (enforce)"
+    assert acts.what == "weights published to fake have no effect (HistoryCountedTwice)"
+    assert acts.evidence == "Setup default counts past use too"
+    assert acts.remedy == "set spec.countsUsage to false"
+    assert placed.evidence == "fake has no queue a"
+    assert weights(policy(), [replace(target, conditions=(), issues=())]).seen == "fake (enforce)"
 
 
 def test_without_a_policy_nothing_is_published() -> None:
-    seen = weights(None, [SchedulerState("kai", SERVED)])
-    assert (seen.findings, seen.seen) == ((), "kai (off), no policy in force")
+    seen = weights(None, [SchedulerState("fake", SERVED)])
+    assert (seen.findings, seen.seen) == ((), "fake (off), no policy in force")
 
 
 def test_a_queue_of_two_schedulers_is_promised_twice() -> None:
-    both = policy({"name": "a", "deserved": 8, "refs": ("kai:a", "kueue:a")})
+    both = policy({"name": "a", "deserved": 8, "refs": ("fake:a", "kueue:a")})
     (found,) = conflicts(both, [], []).findings
-    assert found.what == "queue a is a queue of kai and kueue: each allocates the whole quota"
-    assert found.evidence == "8 GPUs deserved, promised 2 times; refs kai:a, kueue:a"
+    assert found.what == "queue a is a queue of fake and kueue: each allocates the whole quota"
+    assert found.evidence == "8 GPUs deserved, promised 2 times; refs fake:a, kueue:a"
 
 
 def test_a_team_of_two_schedulers_takes_from_each() -> None:
     apart = policy(
-        {"name": "a", "team": "vision", "deserved": 8, "refs": ("kai:a",)},
+        {"name": "a", "team": "vision", "deserved": 8, "refs": ("fake:a",)},
         {"name": "b", "team": "vision", "deserved": 4, "refs": ("kueue:b",)},
     )
     (found,) = conflicts(apart, [], []).findings
     assert found.what == "team vision has queues at 2 schedulers, and gets its share from each"
-    assert found.evidence == "kai: a (8 GPUs deserved); kueue: b (4 GPUs deserved)"
+    assert found.evidence == "fake: a (8 GPUs deserved); kueue: b (4 GPUs deserved)"
     one = policy({"name": "a", "refs": ("kueue:a",)}, {"name": "b", "refs": ("kueue-cohort:b",)})
     assert conflicts(one, [], []).findings == ()
 
 
 def test_namesakes_that_no_policy_knows() -> None:
-    objects = [OwnQueue("kai", "vision", 8, refs=("kai:vision",)), OwnQueue("kueue", "vision", None)]
+    objects = [OwnQueue("fake", "vision", 8, refs=("fake:vision",)), OwnQueue("kueue", "vision", None)]
     (found,) = conflicts(None, objects, []).findings
-    assert found.what == "kai and kueue each have a queue vision, which the policy does not name"
-    assert found.evidence == "GPU quotas: kai 8, kueue none"
-    known = policy({"name": "v", "refs": ("kai:vision",)})
+    assert found.what == "fake and kueue each have a queue vision, which the policy does not name"
+    assert found.evidence == "GPU quotas: fake 8, kueue none"
+    known = policy({"name": "v", "refs": ("fake:vision",)})
     assert conflicts(known, objects, []).findings == ()
 
 
 def test_nodes_that_two_schedulers_give_out() -> None:
     pods = [
-        (Pod("1", "n", "p", 4, node="a", held=True), "kai"),
+        (Pod("1", "n", "p", 4, node="a", held=True), "fake"),
         (Pod("2", "n", "q", 2, node="a", held=True), "default-scheduler"),
-        (Pod("3", "n", "r", 2, node="b", held=True), "kai"),
+        (Pod("3", "n", "r", 2, node="b", held=True), "fake"),
         (Pod("4", "n", "s", 2), "default-scheduler"),
     ]
     (found,) = conflicts(None, [], pods).findings
     assert found.what.startswith("several schedulers place pods on 1 nodes")
-    assert found.evidence == "default-scheduler 2 GPUs, kai 4 GPUs on a"
+    assert found.evidence == "default-scheduler 2 GPUs, fake 4 GPUs on a"
 
 
 def test_quotas_beyond_what_is_installed_or_up() -> None:
@@ -161,20 +167,14 @@ def test_quotas_that_contradict_each_other() -> None:
 
 
 def test_the_schedulers_own_quotas() -> None:
-    objects = own_queues(
-        MemoryInspector(
-            [
-                object_of(kai.QUEUE, "root", {"resources": {"gpu": {"quota": 16}}}),
-                object_of(kai.QUEUE, "leaf", {"parentQueue": "root", "resources": {"gpu": {"quota": 16}}}),
-                object_of(kai.QUEUE, "free", {"resources": {"gpu": {"quota": -1}}}),
-                *(obj for cases in OBJECT_CASES.values() for obj in cases.QUOTAS),
-            ]
-        ),
-        NO_NODES,
-    )
+    given = [
+        queue_object("root", quota=16), queue_object("leaf", quota=16, parent="root"), queue_object("free", quota=-1),
+    ]  # fmt: skip
+    of_others = [obj for cases in OBJECT_CASES.values() for obj in cases.QUOTAS]
+    objects = own_queues(MemoryInspector([*given, *of_others]), NO_NODES)
     assert [(each.name, each.quota, each.nested) for each in objects] == [
-        ("free", None, False), ("leaf", 16, True), ("root", 16, False),
         *(told for cases in OBJECT_CASES.values() for told in cases.QUOTAS_TOLD),
+        ("free", None, False), ("leaf", 16, True), ("root", 16, False),
     ]  # fmt: skip
 
 
@@ -195,29 +195,16 @@ def test_a_gang_beyond_any_share_of_its_queue() -> None:
     assert guarantees(even, 16, 16, [], [gang("a", 8)]).findings == ()
 
 
-PATCH = 'kubectl patch schedulingshard default --type merge -p \'{"spec":'
-
-
-@pytest.mark.parametrize(("mode", "wrong", "right", "reason", "lines"), [
-    ("kai", shard_object(kValue=1, usageDBConfig=DATABASE), shard_object(kValue=0, usageDBConfig=DATABASE),
-     "HistoryCountedTwice", PATCH + '{"kValue":0}}\''),
-    ("kai", shard_object(kValue=0, usageDBConfig=DATABASE, **ARGUMENTS),
-     shard_object(
-         kValue=0, usageDBConfig=DATABASE, plugins={"proportion": {"arguments": {"other": "1", "kValue": "0"}}}),
-     "HistoryCountedTwice", PATCH + '{"plugins":{"proportion":{"arguments":{"kValue":"0"}}}}}\''),
-    ("kai:usage", shard_object(kValue=1), shard_object(kValue=1, usageDBConfig=DATABASE), "UsageNotRead",
-     PATCH + '{"usageDBConfig":{"clientType":"prometheus","connectionString":"http://usage:9091"'),
-    ("kai:usage", shard_object(kValue=0, usageDBConfig=DATABASE), shard_object(kValue=1, usageDBConfig=DATABASE),
-     "UsageNotRead", PATCH + '{"kValue":1}}\''),
-    *(case for cases in CASES.values() for case in cases.MENDED),
-])  # fmt: skip
-def test_what_is_wrong_with_kai_and_others_is_found_with_the_lines_to_write(
+@pytest.mark.parametrize(
+    ("mode", "wrong", "right", "reason", "lines"), [case for cases in CASES.values() for case in cases.MENDED]
+)
+def test_what_is_wrong_with_a_scheduler_is_found_with_the_lines_to_write(
     mode: str, wrong: dict[str, Any], right: dict[str, Any], reason: str, lines: str
 ) -> None:
     name, _, how = mode.partition(":")
-    target = {"mode": how, **({"endpoint": "http://usage:9091"} if name == "kai" else {})} if how else {}
+    target = {"mode": how, **CASES[name].MENDED_TARGET} if how else {}
     given = policy({"name": "a", "deserved": 8, "refs": (f"{name}:a",)}, targets={name: target})
-    queue = KAI_QUEUE if name == "kai" else CASES[name].MENDED_QUEUE
+    queue = CASES[name].MENDED_QUEUE
     (found,) = weights(given, targets(MemoryInspector([queue, wrong]), given)).findings
     assert (found.severity, f"({reason})" in found.what) == ("error", True)
     assert lines in found.remedy
@@ -243,7 +230,7 @@ def test_the_rights_asked_for_follow_the_policys_own_configmaps() -> None:
     right = AccessRight("", "configmaps", "get", "kueue-config")
     assert named_rights(named) == (right,)
     assert right in needed_rights("fairshare", {("", "configmaps")}, named=named_rights(named))
-    assert named_rights(policy({"name": "a", "refs": ("kai:a",)})) == ()
+    assert named_rights(policy({"name": "a", "refs": ("fake:a",)})) == ()
 
 
 INFRA = {"key": "dedicated", "value": "infra", "effect": "NoSchedule"}

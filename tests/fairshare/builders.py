@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from accountant.wire.policy_models import Policy
 from accountant.wire.usage_cost_and_job_models import BudgetState
-from fairshare.schedulers.kai.kinds import POD_GROUP, QUEUE, SHARD
 from gputally.base.errors import ClusterRefused, ClusterUnavailable
 from gputally.kubernetes.api_client import error_of
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, GPU, NODE, POD, Event, Kind, Object
+from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, NODE, POD, Event, Kind, Object
+from gputally.testing.fake_scheduler import NAME, QUEUE, SETUP
 from tests.fairshare.scheduler_kinds import KINDS
 
 
@@ -28,57 +27,17 @@ def object_of(
     return head | {key: part for key, part in parts.items() if part is not None}
 
 
-def queue_object(
-    name: str,
-    weight: float | None = 1,
-    *,
-    requested: object = "100",
-    allocated: object = "4",
-    quota: float = 0,
-    parent: str | None = None,
-    **metadata: Any,
-) -> dict[str, Any]:
-    """A KAI Queue."""
-    gpu: dict[str, Any] = {"quota": quota, "limit": -1}
-    if weight is not None:
-        gpu["overQuotaWeight"] = weight
-    spec = {"resources": {"gpu": gpu}, **({"parentQueue": parent} if parent else {})}
-    return object_of(QUEUE, name, spec, {"requested": {GPU: requested}, "allocated": {GPU: allocated}}, **metadata)
-
-
-def shard_object(**spec: Any) -> dict[str, Any]:
-    """A KAI SchedulingShard."""
-    return object_of(SHARD, "default", spec)
-
-
-def pod_group(
-    name: str = "g",
-    queue: str = "a",
-    *,
-    requested: int | None = None,
-    allocated: int | None = None,
-    spec: Mapping[str, Any] = MappingProxyType({"minMember": 1}),
-    **metadata: Any,
-) -> dict[str, Any]:
-    """Build a PodGroup as KAI's podgrouper writes it."""
-    amounts = {"requested": requested, "allocated": allocated}
-    listed = {key: {GPU: str(amount)} for key, amount in amounts.items() if amount is not None}
-    status = {"resourcesStatus": listed} if listed else None
-    metadata = {"uid": f"uid-{name}", **metadata}
-    return object_of(POD_GROUP, name, {"queue": queue, **spec}, status, **metadata)
-
-
 def cluster_of(objects: Sequence[Object] = (), more: Sequence[Kind] = (), **options: Any) -> MemoryCluster:
     """Build a cluster in memory that serves everything that the controller reads."""
-    return MemoryCluster([QUEUE, SHARD, NODE, CONFIG_MAP, *more], objects, **options)
+    return MemoryCluster([QUEUE, SETUP, NODE, CONFIG_MAP, *more], objects, **options)
 
 
 def policy_of(queues: Sequence[dict[str, Any]] | None = None, *, apply: str = "enforce", **options: Any) -> Policy:
-    """Build a policy with three equal queues a, b, c, mapped to KAI queues of the same names. weights follow the
-    law at every cycle. options: further keys of the policy."""
-    defaults = [{"name": name, "refs": (f"kai:{name}",)} for name in ("a", "b", "c")]
+    """Build a policy with three equal queues a, b, c, mapped to queues of the fake scheduler with the same names.
+    weights follow the law at every cycle. options: further keys of the policy."""
+    defaults = [{"name": name, "refs": (f"{NAME}:{name}",)} for name in ("a", "b", "c")]
     document = {
-        "targets": {"kai": {"mode": "weight", "apply": apply}},
+        "targets": {NAME: {"mode": "weight", "apply": apply}},
         "bounds": {"interval": 0},
         "queues": defaults if queues is None else queues,
         **options,

@@ -12,10 +12,7 @@ from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Object
 from gputally.testing.fake_accountant import usage_window
-from tests.fairshare.builders import (
-    node_object,
-    policy_of,
-)
+from tests.fairshare.builders import node_object, policy_of
 from tests.fairshare.conftest import NOW_MS, Accountant
 from tests.fairshare.observations import pods_of
 

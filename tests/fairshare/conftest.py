@@ -18,9 +18,11 @@ from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Cluster, Object
 from gputally.testing.fake_accountant import Accountant
-from tests.fairshare.builders import cluster_of, queue_object, shard_object
+from gputally.testing.fake_scheduler import queue_object, setup_object
+from tests.fairshare.builders import cluster_of
 from tests.fairshare.real_api_server import Others, served, standing
 from tests.fairshare.scheduler_kinds import KINDS
+from tests.fake_scheduler import fake_scheduler as fake_scheduler
 from tests.real.controlplane import ApiServer
 from tests.shared_files import shared
 
@@ -34,6 +36,11 @@ Capsys = pytest.CaptureFixture[str]
 def as_wide_as_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Print tables as wide as to a file, independent of the COLUMNS of the test runner."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _some_scheduler(fake_scheduler: None) -> None:
+    """Where a test needs any scheduler, it is the fake one."""
 
 
 @pytest.fixture(scope="session")
@@ -135,5 +142,5 @@ def file(tmp_path: Path) -> Make:
 def three() -> MemoryCluster:
     """Queues a, b, c with weight 1, and a queue that the policy does not name."""
     cluster: MemoryCluster = cluster_of([*(queue_object(name) for name in "abc"), queue_object("stranger", 5)])
-    cluster.load([shard_object(kValue=0)])
+    cluster.load([setup_object()])
     return cluster

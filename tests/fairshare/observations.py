@@ -9,14 +9,13 @@ from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.kube_scheduler_extender import ExtenderView, NodeScores
 from fairshare.core.gpu_demand import read_member
 from fairshare.core.queues_and_weights import Condition, Pod
-from fairshare.schedulers.kai.kinds import QUEUE
 from gputally.kubernetes.objects import POD, Cluster
+from gputally.testing.fake_scheduler import QUEUE
 
 
 def weights_in(cluster: Cluster) -> dict[str, Any]:
-    return {
-        obj["metadata"]["name"]: obj["spec"]["resources"]["gpu"].get("overQuotaWeight") for obj in cluster.list(QUEUE)
-    }
+    """Return the weights of the fake scheduler's queues; None: it is unset."""
+    return {obj["metadata"]["name"]: (obj.get("spec") or {}).get("weight") for obj in cluster.list(QUEUE)}
 
 
 def conditions_of(report: CycleReport) -> dict[str, tuple[str, str]]:

@@ -86,4 +86,4 @@ def situation(
         own_use, fixed_use = held.get(queue.name, 0.0), stuck.get(queue.name, 0.0)
         stock = QueueResource(queue.deserved, share, queue.limit, own_use, fixed_use)
         accounts[queue.name] = Account(queue.name, queue.parent or "", {"gpu": stock})
-    return PreemptionInputs(NOW_MS, "kai", tuple(gangs), accounts, free, **more)
+    return PreemptionInputs(NOW_MS, "fake", tuple(gangs), accounts, free, **more)

@@ -14,10 +14,11 @@ from typing import Any
 import yaml
 
 from fairshare.core.published_devices import SLICES
-from fairshare.schedulers.kai.kinds import CONFIG
 from gputally.base.errors import ClusterUnavailable, NotFound
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, POD_GROUPS, PRIORITY_CLASS, Kind, Object
+from gputally.kubernetes.scheduler_plugins import schedulers
+from gputally.testing.fake_scheduler import NAME, POD_GROUP, QUEUE, SETUP, definition
 from tests.deadlines import until
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.real.controlplane import ApiServer, api_server
@@ -31,7 +32,7 @@ _LABEL = "standing"
 
 @contextmanager
 def served(folder: Path) -> Iterator[ApiServer]:
-    """Run a server on which the definitions of the KAI, Kueue and Volcano kinds in use are established."""
+    """Run a server on which the definitions of the schedulers' kinds in use are established."""
     with api_server(folder) as running, ThreadPoolExecutor(8) as several:
         path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
         list(several.map(lambda document: running.request("POST", path, document), definitions()))
@@ -129,18 +130,26 @@ def _delete(server: ApiServer, path: str) -> None:
 
 
 def definitions() -> Iterator[dict[str, Any]]:
-    """Return the definitions of the kinds in use only, because each further schema costs the API server time."""
-    wanted = {(kind.api_version.partition("/")[0], kind.plural) for kind in KINDS}
-    for scheduler in ("kai", "kueue", "volcano"):
-        found = 0
-        for path in sorted(shared(f"crds/{scheduler}").glob("*.yaml")):
-            text = path.read_text()
-            if not any(f"name: {plural}.{group}\n" in text for group, plural in wanted):
-                continue
-            found += 1
+    """Return the definitions of the kinds in use only, because each further schema costs the API server time. A kind
+    whose own definition is not available accepts every field."""
+    missing = {f"{kind.plural}.{kind.api_version.partition('/')[0]}": kind for kind in KINDS if _custom(kind)}
+    found = set()
+    for path in sorted(shared("crds").glob("*/*.yaml")):
+        text = path.read_text()
+        name = next((name for name in missing if f"name: {name}\n" in text), None)
+        if name is not None:
+            found.add(missing.pop(name))
             yield yaml.load(text, Loader=yaml.CSafeLoader)  # the C one: megabytes
-        assert found, f"no definition of {scheduler}"
-    yield _without_schema(CONFIG)
+    for scheduler in schedulers().values():
+        if scheduler.name != NAME and scheduler.kinds:
+            assert any(kind in found for versions in scheduler.kinds for kind in versions), scheduler.name
+    own = (QUEUE, SETUP, POD_GROUP)
+    yield from (definition(kind) if kind in own else _without_schema(kind) for kind in missing.values())
+
+
+def _custom(kind: Kind) -> bool:
+    """Whether a kind is no kind of Kubernetes itself."""
+    return "." in kind.api_version.partition("/")[0] and not kind.api_version.partition("/")[0].endswith(".k8s.io")
 
 
 def _without_schema(kind: Kind) -> dict[str, Any]:

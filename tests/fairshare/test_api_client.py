@@ -12,11 +12,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from kubernetes import client
 
-from fairshare.schedulers.kai.kinds import QUEUE
 from gputally.base.errors import ClusterError, ClusterRefused, ClusterUnavailable, Conflict, NotFound, VersionGone
 from gputally.kubernetes import api_client
 from gputally.kubernetes.api_client import MOST_LINE_BYTES, PAGE, KubernetesCluster
 from gputally.kubernetes.objects import CONFIG_MAP, Event
+from gputally.testing.fake_scheduler import QUEUE
 from gputally.testing.http_server import Handler, Trickling, TricklingHead, listening
 from tests.fairshare.builders import object_of
 from tests.fakes.fault_proxy import Fault, fault_proxy
@@ -78,8 +78,8 @@ def test_lists_are_read_page_by_page_and_sorted(cluster: KubernetesCluster, stub
     stub.reply = reply
     listed = cluster.list(QUEUE)
     assert [obj["metadata"]["name"] for obj in listed] == ["a", "b", "c"]
-    assert {(obj["apiVersion"], obj["kind"]) for obj in listed} == {("scheduling.run.ai/v2", "Queue")}
-    assert [(method, path) for method, path, *_ in stub.asked] == [("GET", "/apis/scheduling.run.ai/v2/queues")] * 2
+    assert {(obj["apiVersion"], obj["kind"]) for obj in listed} == {("fake.gputally.dev/v1", "Queue")}
+    assert [(method, path) for method, path, *_ in stub.asked] == [("GET", "/apis/fake.gputally.dev/v1/queues")] * 2
     assert stub.asked[0][2] == {"limit": [str(PAGE)]}
     assert stub.asked[0][4]["authorization"] == "Bearer secret"
 
@@ -92,17 +92,17 @@ def test_apply_is_server_side_and_never_forced(cluster: KubernetesCluster, stub:
     data = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c", "namespace": "ns"}, "data": {}}
     cluster.apply(data, field_manager="us")
     (method, path, query, body, headers), status, config = stub.asked
-    assert (method, path, body) == ("PATCH", "/apis/scheduling.run.ai/v2/queues/a", obj)
+    assert (method, path, body) == ("PATCH", "/apis/fake.gputally.dev/v1/queues/a", obj)
     assert query == {"fieldManager": ["us"], "fieldValidation": ["Strict"], "dryRun": ["All"]}
     assert headers["content-type"] == "application/apply-patch+yaml"
-    assert status[1] == "/apis/scheduling.run.ai/v2/queues/a/status"
+    assert status[1] == "/apis/fake.gputally.dev/v1/queues/a/status"
     assert "dryRun" not in status[2]
     assert config[1] == "/api/v1/namespaces/ns/configmaps/c"
 
 
 def test_a_conflict_names_the_owners(cluster: KubernetesCluster, stub: Stub) -> None:
     causes = [
-        {"message": 'conflict with "argocd" using scheduling.run.ai/v2', "field": ".spec.b"},
+        {"message": 'conflict with "argocd" using fake.gputally.dev/v1', "field": ".spec.b"},
         {"message": 'conflict with "kubectl"', "field": ".spec.a"},
     ]
     stub.reply = lambda *_: (409, {"message": "Apply failed with 2 conflicts:\nmore", "details": {"causes": causes}})
@@ -127,7 +127,7 @@ def test_every_status_is_an_error(
     with pytest.raises(ClusterError) as told:
         cluster.get(QUEUE, "a")
     assert type(told.value) is kind
-    assert str(told.value) == f"GET /apis/scheduling.run.ai/v2/queues/a: {status}: because"
+    assert str(told.value) == f"GET /apis/fake.gputally.dev/v1/queues/a: {status}: because"
 
 
 def test_an_answer_that_is_none(cluster: KubernetesCluster, stub: Stub) -> None:

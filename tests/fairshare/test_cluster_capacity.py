@@ -14,8 +14,6 @@ from accountant.wire.policy_models import UsageWindow
 from fairshare.controller import cycle_report
 from fairshare.core.scheduler_queue_objects import instant
 from fairshare.explain.plan_tables import lost_words
-from fairshare.schedulers.kai import kinds as kai
-from fairshare.schedulers.kai.kinds import QUEUE, SHARD
 from fairshare.usage.cluster_capacity import (
     SETTLED_MS,
     LostGpus,
@@ -30,7 +28,8 @@ from gputally.base.errors import AccountantUnavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, NODE, Object, gpus_of_nodes
 from gputally.testing.fake_accountant import usage_window
-from tests.fairshare.builders import node_object, object_of, policy_of, queue_object
+from gputally.testing.fake_scheduler import QUEUE, SETUP, queue_object
+from tests.fairshare.builders import node_object, object_of, policy_of
 from tests.fairshare.conftest import NOW_MS, Accountant, Make
 from tests.plugin_cases import plugin_cases
 
@@ -144,7 +143,7 @@ def test_where_all_is_lost_the_past_does_not_stand_in(window: UsageWindow) -> No
 
 
 DIVIDED = {
-    "kai": (kai.QUEUE, queue_object("a")["spec"]),
+    "fake": (QUEUE, queue_object("a")["spec"]),
     **{name: cases.DIVIDED for name, cases in plugin_cases("fairshare", "object_cases").items()},
 }
 
@@ -257,7 +256,7 @@ def cycles(accountant: Accountant, clock: VirtualClock, controller_of: Make) -> 
     hold."""
 
     def run(nodes: list[Object], count: int = 1) -> list[str | None]:
-        cluster = MemoryCluster([QUEUE, SHARD, NODE, CONFIG_MAP], [*map(queue_object, "abc"), *nodes])
+        cluster = MemoryCluster([QUEUE, SETUP, NODE, CONFIG_MAP], [*map(queue_object, "abc"), *nodes])
         accountant.spend(a=0.6, b=0.3, c=0.1)
         controller = controller_of(policy_of(), cluster)
         held = []

@@ -15,20 +15,18 @@ import pytest
 from fairshare.controller.kube_scheduler_extender import Extender
 from fairshare.core import scheduler_queue_objects
 from fairshare.core.queues_and_weights import ConditionReason
-from fairshare.schedulers.kai.kinds import QUEUE
 from fairshare.targets.installed import adapters
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import ClusterRefused, ClusterUnavailable, NotFound
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import Object
 from gputally.kubernetes.scheduler_plugins import SchedulerPlugin, schedulers
+from gputally.testing.fake_scheduler import QUEUE, queue_object, setup_object
 from scripts import condition_tables
-from tests.fairshare.builders import Failing, node_object, policy_of, shard_object
+from tests.fairshare.builders import Failing, node_object, policy_of
 from tests.fairshare.case_types import Case, Reason
 from tests.fairshare.conftest import Accountant, Make
 from tests.fairshare.observations import conditions_of
 from tests.fairshare.scheduler_kinds import KINDS
-from tests.fairshare.scheduler_objects import ARGUMENTS, DATABASE, KAI_QUEUE
 from tests.plugin_cases import plugin_cases
 
 ROOT = Path(__file__).parents[2]
@@ -94,47 +92,18 @@ def test_a_condition_without_a_table_is_not_left_out_of_the_page() -> None:
         PAGE, {"Lanes": (replace(one, type="InSync"),), "Rails": (replace(one, type="InSync"),)}
     )
     assert told.count("\n| Lanes, Rails | False | `Asleep` | it is night | wait |\n") == 1
-    assert "KAI, Kueue" not in told
+    assert told.count("| False | `Asleep` |") == 1
 
 
 NOTED = scheduler_queue_objects.WeightAnnotations(1.0, 0.5, None, 0, "f" * 16).annotations()
-LEFT_BEHIND = {**KAI_QUEUE, "metadata": {"name": "old", "annotations": NOTED}}
-WELL = shard_object(kValue=0)
-USAGE = {"mode": "usage", "endpoint": "http://usage:9091"}
-RARELY = {**DATABASE, "usageParams": {"fetchInterval": "2h"}}
-BY_ENVIRONMENT = {"clientType": "prometheus", "connectionStringEnvVar": "USAGE_URL"}
-EIGHT: dict[str, Any] = {"deserved": 8}
-
-
-def _kai(status: str, reason: str, wrong: Object | None, right: Object, **target: Any) -> Case:
-    queue: list[Object] = [KAI_QUEUE]
-    before = queue if wrong is None else [*queue, wrong]
-    return Case(("KAI", "Effective", status, reason), "kai:a", before, [*queue, right], target)
-
-
+ONE, WELL = queue_object("a", quota=8), setup_object()
+LEFT_BEHIND = queue_object("old", annotations=NOTED)
 CASES: list[Case] = [
     *(case for cases in plugin_cases("fairshare", "object_cases").values() for case in cases.CONDITIONS),
-    _kai("True", "WeightsOnly", WELL, shard_object(kValue=1, usageDBConfig=DATABASE)),
-    _kai("False", "HistoryCountedTwice", shard_object(kValue=0, usageDBConfig=DATABASE, **ARGUMENTS), WELL),
-    _kai("Unknown", "NoShards", None, WELL),
-    _kai("True", "UsageOnly", shard_object(kValue=1, usageDBConfig=DATABASE), shard_object(kValue=1), **USAGE),
-    _kai("False", "UsageNotRead", shard_object(kValue=1), shard_object(kValue=1, usageDBConfig=DATABASE), **USAGE),
-    _kai("False", "UsageTooOld", shard_object(kValue=1, usageDBConfig=RARELY),
-         shard_object(kValue=1, usageDBConfig=DATABASE), **USAGE),
-    _kai("Unknown", "AddressUnknown", shard_object(kValue=1, usageDBConfig=BY_ENVIRONMENT),
-         shard_object(kValue=1, usageDBConfig=DATABASE), **USAGE),
-    Case(("KAI", "Effective", "False", "ProportionOff"), "kai:a",
-         [KAI_QUEUE, shard_object(kValue=0, plugins={"proportion": {"enabled": False}})], [KAI_QUEUE, WELL]),
-    Case(("KAI", "Effective", "False", "HierarchyIgnored"), "kai:a",
-         [KAI_QUEUE, shard_object(kValue=0, args={"full-hierarchy-fairness": "false"})], [KAI_QUEUE, WELL]),
-    Case(("KAI", "InSync", "True", "AsPolicy"), "kai:a", [KAI_QUEUE, WELL],
-         [{**KAI_QUEUE, "spec": {"resources": {"gpu": {"quota": 4, "limit": -1}}}}, WELL], queue=EIGHT),
-    Case(("KAI", "InSync", "False", "PolicyDiffers"), "kai:a", [KAI_QUEUE, WELL],
-         [{**KAI_QUEUE, "spec": {"resources": {"gpu": {"quota": 16, "limit": -1}}}}, WELL], queue={"deserved": 16}),
-    Case(("", "Mapped", "True", "AllFound"), "kai:a", [KAI_QUEUE, WELL], [WELL]),
-    Case(("", "Mapped", "False", "QueuesLeftOut"), "kai:a", [WELL], [KAI_QUEUE, WELL]),
-    Case(("", "Mapped", "False", "WeightsLeftBehind"), "kai:a", [KAI_QUEUE, LEFT_BEHIND, WELL],
-         [KAI_QUEUE, {**LEFT_BEHIND, "metadata": {"name": "old"}}, WELL]),
+    Case(("", "Mapped", "True", "AllFound"), "fake:a", [ONE, WELL], [WELL]),
+    Case(("", "Mapped", "False", "QueuesLeftOut"), "fake:a", [WELL], [ONE, WELL]),
+    Case(("", "Mapped", "False", "WeightsLeftBehind"), "fake:a", [ONE, LEFT_BEHIND, WELL],
+         [ONE, queue_object("old"), WELL]),
 ]  # fmt: skip
 
 
@@ -166,33 +135,33 @@ def test_the_kube_scheduler_is_heard_by_the_extender_alone(clock: VirtualClock, 
     assert effective(acts={"kube-scheduler": extender.acts}) == ("True", "Asked")
 
 
-KAI = [KAI_QUEUE, {**KAI_QUEUE, "metadata": {"name": "b"}}, WELL, node_object("n1", gpus=8)]
+OBJECTS = [ONE, queue_object("b", quota=8), WELL, node_object("n1", gpus=8)]
 
 
-AB = policy_of([{"name": name, "refs": [f"kai:{name}"]} for name in "ab"])
+AB = policy_of([{"name": name, "refs": [f"fake:{name}"]} for name in "ab"])
 
 
 @pytest.fixture
 def found(accountant: Accountant, controller_of: Make) -> Make:
-    """Return a function that returns status and reason of a KAI condition after a cycle."""
+    """Return a function that returns status and reason of a condition after a cycle."""
     accountant.spend(a=1.0)
     return lambda cluster, policy=AB, kind="Available": conditions_of(controller_of(policy, cluster).cycle())[
-        f"kai.{kind}"
+        f"fake.{kind}"
     ]
 
 
 @pytest.mark.parametrize(("what", "error", "reason"), [
     ("list Queue", NotFound("GET: 404: the server could not find the requested resource"), "CRDAbsent"),
-    ("list Queue", ClusterRefused("GET: 403: queues.scheduling.run.ai is forbidden"), "Refused"),
+    ("list Queue", ClusterRefused("GET: 403: queues.fake.gputally.dev is forbidden"), "Refused"),
     ("list Queue", ClusterUnavailable("GET: 503: the server is currently unable to handle the request"), "Unavailable"),
-    ("apply Queue", NotFound("PATCH: 404: queues.scheduling.run.ai a not found"), "NotFound"),
+    ("apply Queue", NotFound("PATCH: 404: queues.fake.gputally.dev a not found"), "NotFound"),
     ("apply Queue", ClusterRefused("PATCH: 403: admission webhook denied the request"), "Refused"),
     ("apply Queue", ClusterUnavailable("PATCH: 504: timeout"), "Unavailable"),
 ])  # fmt: skip
 def test_what_the_api_server_answers_is_the_reason_until_it_answers_well(
     found: Make, what: str, error: Exception, reason: str
 ) -> None:
-    cluster = Failing(KINDS, KAI)
+    cluster = Failing(KINDS, OBJECTS)
     cluster.failing, cluster.error = frozenset({what}), error
     assert found(cluster) == ("False", reason)
     cluster.failing = frozenset()
@@ -209,20 +178,18 @@ def test_what_the_api_server_answers_is_the_reason_until_it_answers_well(
 def test_a_contested_field_makes_the_weight_not_ours(
     found: Make, contested: bool, available: Any, effective: Any
 ) -> None:
-    cluster = MemoryCluster(KINDS, KAI)
+    cluster = MemoryCluster(KINDS, OBJECTS)
     if contested:
-        spec = {"resources": {"gpu": {"quota": 8, "overQuotaWeight": 3, "limit": -1}}}
+        spec = {"quota": 8, "weight": 3, "limit": -1}
         cluster.put({**cluster.get(QUEUE, "a"), "spec": spec}, field_manager="argocd")
     assert (found(cluster), found(cluster, kind="Effective")) == (available, effective)
 
 
-def test_a_target_that_is_off_or_has_no_gpu_to_divide(found: Make) -> None:
-    queues = [{"name": "a", "refs": ["kai:a"]}]
-    off = policy_of(queues, targets={"kai": {"mode": "off"}})
-    assert found(MemoryCluster(KINDS, KAI), off) == ("Unknown", "Off")
-    shut = node_object("n1", gpus=8, labels={"kai.scheduler/node-pool": "other"})
-    assert found(MemoryCluster(KINDS, [KAI_QUEUE, WELL, shut]), policy_of(queues)) == ("False", "NoCapacity")
-    assert found(MemoryCluster(KINDS, KAI), policy_of(queues)) == ("True", "Writable")
+def test_a_target_that_is_off_says_so(found: Make) -> None:
+    queues = [{"name": "a", "refs": ["fake:a"]}]
+    off = policy_of(queues, targets={"fake": {"mode": "off"}})
+    assert found(MemoryCluster(KINDS, OBJECTS), off) == ("Unknown", "Off")
+    assert found(MemoryCluster(KINDS, OBJECTS), policy_of(queues)) == ("True", "Writable")
 
 
 def test_every_reason_that_a_schedulers_objects_decide_has_a_case() -> None:

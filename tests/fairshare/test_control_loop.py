@@ -22,7 +22,6 @@ from fairshare.controller.event_and_decision_recorder import MOST_CYCLES, CycleL
 from fairshare.controller.weight_writer import adopt
 from fairshare.core import scheduler_queue_objects
 from fairshare.core.gpu_demand import read_pod
-from fairshare.schedulers.kai.kinds import QUEUE, SHARD
 from fairshare.targets.status_config_map import StatusObject
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantRefused, AccountantUnavailable, ClusterRefused, ClusterUnavailable, Conflict
@@ -30,16 +29,8 @@ from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, POD, Cluster, Object
-from tests.fairshare.builders import (
-    Failing,
-    budget_state,
-    cluster_of,
-    node_object,
-    object_of,
-    policy_of,
-    queue_object,
-    shard_object,
-)
+from gputally.testing.fake_scheduler import QUEUE, SETUP, queue_object, setup_object
+from tests.fairshare.builders import Failing, budget_state, cluster_of, node_object, object_of, policy_of
 from tests.fairshare.conftest import NOW_MS, Accountant, Make
 from tests.fairshare.observations import conditions_of, hold_of, results_of, weights_in
 
@@ -49,7 +40,7 @@ HERE = StatusObject("gputally", "gputally-fairshare")
 @pytest.fixture
 def queues(either_of: Make) -> Cluster:
     """The queues of `three`, in memory and on a real API server."""
-    return either_of([*map(queue_object, "abc"), queue_object("stranger", 5), shard_object(kValue=0)])
+    return either_of([*map(queue_object, "abc"), queue_object("stranger", 5), setup_object()])
 
 
 def test_weights_follow_history(queues: Cluster, accountant: Any, controller_of: Make, clock: VirtualClock) -> None:
@@ -80,8 +71,8 @@ def test_a_dry_run_writes_nothing_and_says_what_it_would(queues: Cluster, accoun
 
 def test_off_leaves_the_target_alone(queues: Cluster, accountant: Any, controller_of: Make) -> None:
     accountant.spend(a=1.0)
-    report = controller_of(policy_of(targets={"kai": {"mode": "off"}}), queues).cycle()
-    assert conditions_of(report)["kai.Available"] == ("Unknown", "Off")
+    report = controller_of(policy_of(targets={"fake": {"mode": "off"}}), queues).cycle()
+    assert conditions_of(report)["fake.Available"] == ("Unknown", "Off")
     assert weights_in(queues)["a"] == 1
 
 
@@ -109,7 +100,7 @@ def test_unusable_usage_changes_no_weight_and_is_said_once(
     assert "98.00% of" not in hold_of(held)[1]  # what is below the limit is not rounded up to it
     assert weights_in(three) == good
     assert conditions_of(held)["UsageFresh"] == ("False", reason)
-    assert conditions_of(held)["kai.Effective"] == ("True", "WeightsOnly")
+    assert conditions_of(held)["fake.Effective"] == ("True", "WeightsOnly")
     (event,) = [event for event in held.events if event.type == "Warning"]
     assert (event.reason, event.name) == (reason, HERE.name)
     (decision,) = held.decisions
@@ -132,22 +123,22 @@ def test_a_refusal_of_one_is_reported_and_the_others_go_on(accountant: Any, cont
     accountant.spend(a=1.0)
     report = controller_of(policy_of(), cluster).cycle()
     assert results_of(report) == {"a": "refused", "b": "applied", "c": "applied"}
-    assert conditions_of(report)["kai.Available"] == ("False", "Refused")
+    assert conditions_of(report)["fake.Available"] == ("False", "Refused")
 
 
 def test_an_absent_crd_degrades_the_target(accountant: Any, controller_of: Make) -> None:
     accountant.spend(a=1.0)
     report = controller_of(policy_of(), MemoryCluster([NODE])).cycle()
-    assert conditions_of(report)["kai.Available"] == ("False", "CRDAbsent")
+    assert conditions_of(report)["fake.Available"] == ("False", "CRDAbsent")
     assert list(report.targets[0].degraded) == ["CRDAbsent"]
 
 
 def test_an_api_server_that_does_not_answer(accountant: Any, controller_of: Make) -> None:
-    cluster = Failing([QUEUE, SHARD, NODE], [queue_object(name) for name in "abc"])
+    cluster = Failing([QUEUE, SETUP, NODE], [queue_object(name) for name in "abc"])
     accountant.spend(a=1.0)
     controller = controller_of(policy_of(), cluster)
     cluster.failing = frozenset({"list"})
-    assert conditions_of(controller.cycle())["kai.Available"] == ("False", "Unavailable")
+    assert conditions_of(controller.cycle())["fake.Available"] == ("False", "Unavailable")
     cluster.failing = frozenset({"apply Queue"})
     report = controller.cycle()
     assert set(results_of(report).values()) == {"unavailable"}
@@ -191,22 +182,24 @@ def test_conditions_outlive_the_controller(
     accountant.spend(a=1.0)
     controller_of(policy_of(), three, status_object=HERE).cycle()
     first = three.get(CONFIG_MAP, HERE.name, HERE.namespace)["data"]
-    of_target = {f"kai.{kind}" for kind in ("Available", "Effective", "InSync", "Mapped", "Preemption")}
-    assert set(first) == {"UsageFresh", "state.kai", *of_target}
+    of_target = {f"fake.{kind}" for kind in ("Available", "Effective", "InSync", "Mapped", "Preemption")}
+    assert set(first) == {"UsageFresh", "state.fake", *of_target}
     clock.advance(3_600_000)
     accountant.coverage = 0.5
     controller_of(policy_of(), three, status_object=HERE).cycle()
     later = {k: json.loads(v) for k, v in three.get(CONFIG_MAP, HERE.name, HERE.namespace)["data"].items()}
-    assert later["kai.Effective"]["lastTransitionTime"] == json.loads(first["kai.Effective"])["lastTransitionTime"]
+    assert later["fake.Effective"]["lastTransitionTime"] == json.loads(first["fake.Effective"])["lastTransitionTime"]
     assert later["UsageFresh"]["status"] == "False"
     assert later["UsageFresh"]["lastTransitionTime"] == scheduler_queue_objects.instant(clock.wall_ms())
 
 
-def test_a_shard_with_its_own_history_is_reported(three: MemoryCluster, accountant: Any, controller_of: Make) -> None:
-    three.load([shard_object(kValue=1, usageDBConfig={"clientType": "prometheus"})])
+def test_a_scheduler_that_counts_usage_too_is_reported(
+    three: MemoryCluster, accountant: Any, controller_of: Make
+) -> None:
+    three.load([setup_object(counts_usage=True)])
     accountant.spend(a=0.3)
     report = controller_of(policy_of(), three).cycle()
-    assert conditions_of(report)["kai.Effective"] == ("False", "HistoryCountedTwice")
+    assert conditions_of(report)["fake.Effective"] == ("False", "HistoryCountedTwice")
     assert "HistoryCountedTwice" in report.targets[0].degraded
 
 
@@ -321,24 +314,26 @@ def _ours(cluster: MemoryCluster) -> dict[str, str]:
 
 
 @pytest.fixture
-def kai(accountant: Accountant, controller_of: Make) -> Make:
-    """A controller of three KAI queues, and its cluster."""
+def three_queues(accountant: Accountant, controller_of: Make) -> Make:
+    """A controller of three queues, and its cluster."""
 
     def make(**options: Any) -> tuple[Failing, Controller]:
-        cluster = Failing([QUEUE, SHARD, NODE, CONFIG_MAP], [queue_object(name) for name in "abc"])
+        cluster = Failing([QUEUE, SETUP, NODE, CONFIG_MAP], [queue_object(name) for name in "abc"])
         accountant.spend(a=0.6, b=0.3, c=0.1)
         return cluster, controller_of(policy_of(**options), cluster, status_object=HERE)
 
     return make
 
 
-def test_remembered_state_is_waited_for_not_overwritten(kai: Make, clock: VirtualClock, controller_of: Make) -> None:
+def test_remembered_state_is_waited_for_not_overwritten(
+    three_queues: Make, clock: VirtualClock, controller_of: Make
+) -> None:
     """Recent preemptions count against the limits for an hour: a leader without them would exceed the limits."""
-    cluster, first = kai()
+    cluster, first = three_queues()
     for _ in range(3):
         first.cycle()
         clock.advance(60_000)
-    noted = _ours(cluster)["state.kai"]
+    noted = _ours(cluster)["state.fake"]
     gone = [[clock.wall_ms() - 60_000, "Pod/ns/x", "a", "a", 4.0, 1.0, "d1"]]
     noted_too = {"data": {**_ours(cluster), "preempted": json.dumps(gone)}}
     ours = object_of(CONFIG_MAP, HERE.name, namespace=HERE.namespace)
@@ -349,39 +344,37 @@ def test_remembered_state_is_waited_for_not_overwritten(kai: Make, clock: Virtua
     assert hold_of(second.cycle())[0] == "StateUnread"
     assert [obj["spec"] for obj in cluster.list(QUEUE)] == weights
     cluster.failing = frozenset()
-    assert (_ours(cluster)["state.kai"], json.loads(_ours(cluster)["preempted"])) == (noted, gone)
+    assert (_ours(cluster)["state.fake"], json.loads(_ours(cluster)["preempted"])) == (noted, gone)
     report = second.cycle()
     assert report.hold is None
     assert report.targets[0].memory == json.loads(noted)["memory"]
     assert json.loads(_ours(cluster)["preempted"]) == gone
 
 
-@pytest.mark.parametrize("text", ["no json", "{}", '[["kai", 1e999]]', "[" * 100_000])
-def test_a_state_that_is_not_the_controllers_is_ignored(kai: Make, text: str) -> None:
-    cluster, controller = kai()
-    entries = {"state.kai": text, "kai.Effective": text, "preempted": text, "warned-idle": text}
+@pytest.mark.parametrize("text", ["no json", "{}", '[["fake", 1e999]]', "[" * 100_000])
+def test_a_state_that_is_not_the_controllers_is_ignored(three_queues: Make, text: str) -> None:
+    cluster, controller = three_queues()
+    entries = {"state.fake": text, "fake.Effective": text, "preempted": text, "warned-idle": text}
     status = object_of(CONFIG_MAP, HERE.name, namespace=HERE.namespace) | {"data": entries}
     cluster.apply(status, field_manager="gputally-fairshare")
     report = controller.cycle()
     assert (report.hold, report.targets[0].memory) == (None, {})
-    assert _ours(cluster)["state.kai"] != text
+    assert _ours(cluster)["state.fake"] != text
 
 
-def test_an_event_that_is_refused_keeps_nothing_else_back(kai: Make) -> None:
+def test_an_event_that_is_refused_keeps_nothing_else_back(three_queues: Make) -> None:
     """A namespace that is being deleted accepts no new Event."""
-    cluster, controller = kai()
+    cluster, controller = three_queues()
     for name in "ab":
-        cluster.put(
-            {**cluster.get(QUEUE, name), "spec": {"resources": {"gpu": {"overQuotaWeight": 7}}}}, field_manager="x"
-        )
+        cluster.put({**cluster.get(QUEUE, name), "spec": {"weight": 7}}, field_manager="x")
     cluster.failing, cluster.error = frozenset({"event Queue"}), ClusterRefused("POST: 403: it is being terminated")
     controller.cycle()
-    assert json.loads(_ours(cluster)["kai.Available"])["reason"] == "Contested"
+    assert json.loads(_ours(cluster)["fake.Available"])["reason"] == "Contested"
     assert "Contested" in {event.reason for event in cluster.events}
 
 
-def test_what_cannot_be_told_is_said_while_it_lasts(kai: Make, accountant: Accountant) -> None:
-    cluster, controller = kai()
+def test_what_cannot_be_told_is_said_while_it_lasts(three_queues: Make, accountant: Accountant) -> None:
+    cluster, controller = three_queues()
     accountant.takes_decisions = False
     cluster.admit_config_maps = False
     controller.cycle()
@@ -397,9 +390,9 @@ def test_what_cannot_be_told_is_said_while_it_lasts(kai: Make, accountant: Accou
     assert [condition.type for condition in controller.cycle().conditions] == ["UsageFresh"]
 
 
-def test_nodes_that_cannot_be_listed_leave_the_weights_alone(kai: Make) -> None:
+def test_nodes_that_cannot_be_listed_leave_the_weights_alone(three_queues: Make) -> None:
     """Otherwise the ledger's average would replace them: half of it, if half of the nodes have no agent yet."""
-    cluster, controller = kai()
+    cluster, controller = three_queues()
     cluster.failing = frozenset({"list Node"})
     report = controller.cycle()
     assert (hold_of(report)[0], report.targets[0].outcomes) == ("NodesUnread", ())
@@ -410,7 +403,7 @@ def test_nodes_that_cannot_be_listed_leave_the_weights_alone(kai: Make) -> None:
 def test_pods_not_listed_recently_decide_nothing(
     accountant: Accountant, clock: VirtualClock, controller_of: Make
 ) -> None:
-    cluster = Failing([QUEUE, SHARD, NODE, POD, CONFIG_MAP], [queue_object(name) for name in "abc"])
+    cluster = Failing([QUEUE, SETUP, NODE, POD, CONFIG_MAP], [queue_object(name) for name in "abc"])
     accountant.spend(a=0.6, b=0.3, c=0.1)
     pods: Any = Reflector(cluster.api(), POD.path(), dict, read_pod, now_ms=clock.monotonic_ms)
     held = lambda: tuple(pods.values().values())  # noqa: E731
@@ -430,8 +423,10 @@ def test_pods_not_listed_recently_decide_nothing(
     assert controller.cycle().hold is None
 
 
-def test_a_refused_policy_is_said_until_it_is_mended(kai: Make, clock: VirtualClock, controller_of: Make) -> None:
-    cluster, _ = kai()
+def test_a_refused_policy_is_said_until_it_is_mended(
+    three_queues: Make, clock: VirtualClock, controller_of: Make
+) -> None:
+    cluster, _ = three_queues()
     stop, metrics, seen = threading.Event(), ControllerMetrics(clock), []
     good, new = policy_of(), policy_of(k=0.5)
     answers: list[Policy | FileFault | None] = [None, FileFault(["policy.yaml:3: no such queue: 'x'"]), None, new]
@@ -457,8 +452,8 @@ def test_a_refused_policy_is_said_until_it_is_mended(kai: Make, clock: VirtualCl
     assert event.message.endswith("policy.yaml:3: no such queue: 'x'")
 
 
-def test_a_decision_that_is_refused_keeps_no_other_back(kai: Make, accountant: Accountant) -> None:
-    _, controller = kai()
+def test_a_decision_that_is_refused_keeps_no_other_back(three_queues: Make, accountant: Accountant) -> None:
+    _, controller = three_queues()
     plain = accountant.post_decisions
 
     def post(decisions: Sequence[Decision]) -> None:
@@ -470,13 +465,13 @@ def test_a_decision_that_is_refused_keeps_no_other_back(kai: Make, accountant: A
     controller.cycle()
     assert [decision.subject for decision in accountant.decisions] == ["*", "a", "c"]
     found = {condition.reason: condition.message for condition in controller.later().conditions}
-    assert "/kai/b: http://accountant:8080/v1/decisions: 413 Too large" in found["DecisionsRefused"]
+    assert "/fake/b: http://accountant:8080/v1/decisions: 413 Too large" in found["DecisionsRefused"]
 
 
 def test_of_what_waits_to_be_recorded_old_inputs_are_dropped_and_no_decision(accountant: Accountant) -> None:
     def decision(cycle: int, subject: str, **inputs: str) -> Decision:
         return Decision(
-            id=f"{cycle}/{subject}", at_ms=cycle, kind="weight", target="kai", subject=subject, mode="enforce",
+            id=f"{cycle}/{subject}", at_ms=cycle, kind="weight", target="fake", subject=subject, mode="enforce",
             reason="", policy_version="v", inputs=inputs,
         )  # fmt: skip
 
@@ -493,21 +488,21 @@ def test_of_what_waits_to_be_recorded_old_inputs_are_dropped_and_no_decision(acc
 
 
 def test_conditions_of_many_strangers_fit_into_a_config_map(controller_of: Make) -> None:
-    queues = [{"name": f"team-{n}-with-a-long-name", "refs": [f"kai:missing-{n}"]} for n in range(1_000)]
-    cluster = MemoryCluster([QUEUE, SHARD, NODE, CONFIG_MAP], [queue_object("a")])
-    policy = policy_of([*queues, {"name": "a", "refs": ["kai:a"]}])
+    queues = [{"name": f"team-{n}-with-a-long-name", "refs": [f"fake:missing-{n}"]} for n in range(1_000)]
+    cluster = MemoryCluster([QUEUE, SETUP, NODE, CONFIG_MAP], [queue_object("a")])
+    policy = policy_of([*queues, {"name": "a", "refs": ["fake:a"]}])
     controller_of(policy, cluster, status_object=HERE).cycle()
-    mapped = json.loads(_ours(cluster)["kai.Mapped"])
+    mapped = json.loads(_ours(cluster)["fake.Mapped"])
     assert mapped["message"].endswith("; and 992 more")
     assert len(json.dumps(_ours(cluster))) < 8_000
 
 
 def test_the_log_says_what_turned_and_not_what_stays(
-    kai: Make, accountant: Accountant, clock: VirtualClock, controller_of: Make
+    three_queues: Make, accountant: Accountant, clock: VirtualClock, controller_of: Make
 ) -> None:
     """A week of cycles in which a dry run plans the same, and another manager keeps a field."""
-    cluster, _ = kai()
-    taken = {**cluster.get(QUEUE, "b"), "spec": {"resources": {"gpu": {"overQuotaWeight": 3, "quota": 0, "limit": -1}}}}
+    cluster, _ = three_queues()
+    taken = {**cluster.get(QUEUE, "b"), "spec": {"weight": 3, "quota": 0, "limit": -1}}
     cluster.put(taken, field_manager="argocd")
     controller = controller_of(policy_of(apply="dry-run"), cluster)
     structlog.reset_defaults()  # a program that ran in this process may have silenced what is no error
@@ -528,10 +523,12 @@ def test_the_log_says_what_turned_and_not_what_stays(
     assert len(said) < 16
 
 
-def test_two_controllers_do_not_take_turns_for_ever(kai: Make, accountant: Accountant, clock: VirtualClock) -> None:
+def test_two_controllers_do_not_take_turns_for_ever(
+    three_queues: Make, accountant: Accountant, clock: VirtualClock
+) -> None:
     """Otherwise each would act on the other's usage every other minute, and no alert would last long enough to fire."""
-    _, one = kai()
-    _, other = kai(k=0.5)
+    _, one = three_queues()
+    _, other = three_queues(k=0.5)
     held = []
     for _ in range(72):
         held.append((one.cycle().hold, other.cycle().hold))
@@ -556,24 +553,24 @@ def test_a_second_controller_with_another_lease_reports_contested_and_writes_not
     before = weights_in(cluster)
     accountant.spend(a=0.1, b=0.3, c=0.6)
     report = second.cycle()
-    assert conditions_of(report)["kai.Available"] == ("False", "Contested")
+    assert conditions_of(report)["fake.Available"] == ("False", "Contested")
     assert (weights_in(cluster), results_of(report), report.targets[0].preemption) == (before, {}, None)
-    (again,) = {name for name, *_ in [conditions_of(first.cycle())["kai.Available"]]}
+    (again,) = {name for name, *_ in [conditions_of(first.cycle())["fake.Available"]]}
     assert again == "True"
     adopted = adopt(policy, cluster, name="two/gputally-fairshare")
     assert {(each.owners, each.result) for each in adopted} == {(("controller one/gputally-fairshare",), "applied")}
     held = weights_in(cluster)
     accountant.spend(a=0.1, b=0.6, c=0.3)
-    assert conditions_of(second.cycle())["kai.Available"][0] == "True"
+    assert conditions_of(second.cycle())["fake.Available"][0] == "True"
     assert weights_in(cluster) != held
-    assert conditions_of(first.cycle())["kai.Available"] == ("False", "Contested")
+    assert conditions_of(first.cycle())["fake.Available"] == ("False", "Contested")
 
 
 @pytest.mark.parametrize("error", [ClusterRefused("GET: 403: configmaps is forbidden"), ClusterUnavailable("GET: 503")])
 def test_without_the_state_of_earlier_cycles_nothing_is_written(
     accountant: Accountant, controller_of: Make, error: Exception
 ) -> None:
-    cluster = Failing([QUEUE, SHARD, NODE, CONFIG_MAP], [*(queue_object(name) for name in "abc"), node_object()])
+    cluster = Failing([QUEUE, SETUP, NODE, CONFIG_MAP], [*(queue_object(name) for name in "abc"), node_object()])
     cluster.failing, cluster.error = frozenset({"get ConfigMap"}), error
     accountant.spend(a=0.6, b=0.3, c=0.1)
     controller = controller_of(policy_of(), cluster, status_object=StatusObject())

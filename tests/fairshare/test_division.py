@@ -297,7 +297,7 @@ def test_names_are_shown_as_they_are(divided: Make) -> None:
 
 @pytest.mark.parametrize("gang", ["a=²", "a=0", "b=1", "a", "a=1e3", f"a={10**30}"])
 def test_a_faulty_gang_is_one_line(gang: str, file: Make, capsys: Capsys) -> None:
-    path = file("queues: [{name: a, refs: [kai:a]}]\n")
+    path = file("queues: [{name: a, refs: [fake:a]}]\n")
     assert main(["check", str(path), "--capacity", "8", "--gang", gang]) == 1
     words = f"gputally fairshare: --gang {gang}: write QUEUE=GPUS, a queue of the policy and a whole number of GPUs\n"
     assert capsys.readouterr().err == words

@@ -14,24 +14,17 @@ from accountant.wire.policy_models import Decision, Policy
 from accountant.wire.usage_cost_and_job_models import BudgetState
 from fairshare.__main__ import main
 from gputally.kubernetes.objects import POD
-from tests.fairshare.builders import (
-    budget_state,
-    cluster_of,
-    node_object,
-    object_of,
-    pod_group,
-    queue_object,
-    shard_object,
-)
+from gputally.testing.fake_scheduler import pod_group, queue_object, setup_object
+from tests.fairshare.builders import budget_state, cluster_of, node_object, object_of
 from tests.fairshare.conftest import Accountant, Capsys, Make
 from tests.fairshare.fixed_answers_server import serving, window_of
 
 HOUR_US = 3_600_000_000
 MADE = {"namespace": "ml", "creationTimestamp": "2026-01-01T00:00:00Z"}
 QUEUES: list[dict[str, Any]] = [
-    {"name": "dept", "deserved": 8, "weight": 1, "refs": ["kai:dept"]},
-    {"name": "vision", "parent": "dept", "deserved": 4, "weight": 1, "limit": 12, "refs": ["kai:vision"]},
-    {"name": "ops", "deserved": 4, "weight": 1, "refs": ["kai:ops"]},
+    {"name": "dept", "deserved": 8, "weight": 1, "refs": ["fake:dept"]},
+    {"name": "vision", "parent": "dept", "deserved": 4, "weight": 1, "limit": 12, "refs": ["fake:vision"]},
+    {"name": "ops", "deserved": 4, "weight": 1, "refs": ["fake:ops"]},
 ]
 
 
@@ -42,8 +35,8 @@ def _queue(name: str, requested: int, allocated: int, parent: str | None = None)
 def _pod(name: str, gpus: int, *, queue: str = "vision", node: str = "", **spec: Any) -> dict[str, Any]:
     containers = [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}]
     placed = {"nodeName": node} if node else {}
-    wanted = {"schedulerName": "kai-scheduler", "containers": containers, **placed, **spec}
-    marks = {"labels": {"kai.scheduler/queue": queue}, "annotations": {"pod-group-name": f"pg-{name}"}}
+    wanted = {"schedulerName": "fake-scheduler", "containers": containers, **placed, **spec}
+    marks = {"labels": {"fake.gputally.dev/queue": queue}, "annotations": {"fake.gputally.dev/pod-group": f"pg-{name}"}}
     status = {"phase": "Running" if node else "Pending"}
     return object_of(POD, name, wanted, status, **MADE, uid=f"uid-{name}", **marks)
 
@@ -58,9 +51,9 @@ class Scene:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.policy: dict[str, Any] = {
-            "k": 1.0, "bounds": {"interval": 0}, "targets": {"kai": {"apply": "enforce"}}, "queues": QUEUES,
+            "k": 1.0, "bounds": {"interval": 0}, "targets": {"fake": {"apply": "enforce"}}, "queues": QUEUES,
         }  # fmt: skip
-        self.objects: list[dict[str, Any]] = [shard_object(kValue=0), node_object("n1"), node_object("n2")]
+        self.objects: list[dict[str, Any]] = [setup_object(), node_object("n1"), node_object("n2")]
         self.usage: Mapping[str, float] = {}
         self.decisions: list[dict[str, Any]] = []
         self.versions: list[dict[str, Any]] = []
@@ -212,7 +205,7 @@ def test_a_preempted_pod_that_is_gone_is_explained_by_its_decision(scene: Scene,
     _full(scene, 4)
     scene.decisions = [
         Decision(
-            id="v/1/kai/preempt", at_ms=1_790_000_000_000, kind="preemption", target="kai", subject="ml/pg-old",
+            id="v/1/fake/preempt", at_ms=1_790_000_000_000, kind="preemption", target="fake", subject="ml/pg-old",
             mode="enforce", reason="held beyond its share, given back to ops", policy_version="v",
             inputs={"victims": [{"pod": "ml/old-0"}]},
         ).model_dump(mode="json")
@@ -231,17 +224,17 @@ def test_a_queue_says_its_arithmetic_what_stands_in_the_way_and_its_budget(scene
         budget_state("w", "vision", month="2026-11", unit="EUR", spent="75", ratio=0.75, threshold=0.5, **forecast),
     ]
     scene.usage = {"dept": 0.9, "vision": 0.9, "ops": 0.1}
-    scene.policy["targets"] = {"kai": {"apply": "dry-run"}}
-    scene.objects[0]["spec"] |= {"kValue": 1, "usageDBConfig": {"clientType": "prometheus"}}
+    scene.policy["targets"] = {"fake": {"apply": "dry-run"}}
+    scene.objects[0]["spec"] |= {"countsUsage": True}
     _full(scene, 4)
     assert scene.ask("vision") == 0
     out = capsys.readouterr().out
-    assert "vision at kai, 16 GPUs, 0 free" in out
+    assert "vision at fake, 16 GPUs, 0 free" in out
     assert "due 8 GPUs now, holds 8, asks for 12: its share is used up" in out
     assert "budget 'v' is exhausted: 120.00 of 100.00 GPU-hours" in out
     assert "75.00 of 100.00 EUR in 2026-11, 25.00 left, used up on 2026-11-22 at this rate" in " ".join(out.split())
     assert "(80 %: 2026-11-17 to later, UTC)" in " ".join(out.split())
-    assert "Effective=False HistoryCountedTwice: kValue is 1 in SchedulingShard default" in out
+    assert "Effective=False HistoryCountedTwice: Setup default counts past use too" in out
     assert "dry-run: weights are computed and not written" in out
     assert "Step by step" in out
     assert "share with history" in out.partition("Step by step")[2]

@@ -14,22 +14,15 @@ from fairshare.controller.weight_writer import release_weights
 from fairshare.preemption.eviction import OPT_OUT
 from fairshare.preemption.preemption_controller import COMMAND_MS
 from fairshare.preemption.preemption_types import PreemptionCall
-from fairshare.schedulers.kai.kinds import QUEUE as KAI_QUEUE
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import FIELD_MANAGER
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import ClusterRefused, ClusterUnavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, POD, Object
-from tests.fairshare.builders import (
-    node_object,
-    pod_group,
-    pod_object,
-    policy_of,
-    queue_object,
-    shard_object,
-)
-from tests.fairshare.case_types import BEFORE, RULES, Scene, scene_policy, scene_weights
+from gputally.testing.fake_scheduler import QUEUE, placed, pod_group, queue_object, setup_object
+from tests.fairshare.builders import node_object, pod_object, policy_of
+from tests.fairshare.case_types import RULES, Scene, scene_policy, scene_weights
 from tests.fairshare.conftest import Make
 from tests.fairshare.failing_writes import FAULTS, FaultAt
 from tests.fairshare.observations import pods_of
@@ -46,27 +39,23 @@ def _plain() -> Scene:
     return Scene(scene_policy("policy", "kube_scheduler", mode="extender"), objects, lambda cluster: {})
 
 
-def _kai() -> Scene:
+def _fake() -> Scene:
     def pod(name: str, queue: str, node: str) -> Object:
-        obj = pod_object(
-            name, node=node, labels={"kai.scheduler/queue": queue}, annotations={"pod-group-name": f"g-{name}"}
-        )
-        obj["spec"]["schedulerName"] = "kai-scheduler"
-        return obj
+        return placed(pod_object(name, node=node), queue, f"g-{name}")
 
     queues = [queue_object("a", requested="16", allocated="16", quota=4)]
     queues.append(queue_object("b", requested="4", allocated="0", quota=4))
     names = [f"p{i}" for i in range(4)]
-    groups = [pod_group(f"g-{name}", requested=4, allocated=4, creationTimestamp=BEFORE) for name in names]
-    groups.append(pod_group("g-w", "b", requested=4, allocated=0, creationTimestamp=BEFORE))
+    groups = [pod_group(f"g-{name}", requested=4, allocated=4) for name in names]
+    groups.append(pod_group("g-w", "b", requested=4, allocated=0))
     pods = [*(pod(name, "a", "n0") for name in names), pod("w", "b", "")]
-    objects = [*queues, *groups, *pods, node_object("n0", 16), shard_object(kValue=0)]
-    weights = partial(scene_weights, KAI_QUEUE, ("spec", "resources", "gpu", "overQuotaWeight"))
-    return Scene(scene_policy("kai", "kai", mode="weight", apply="enforce"), objects, weights)
+    objects = [*queues, *groups, *pods, node_object("n0", 16), setup_object()]
+    weights = partial(scene_weights, QUEUE, ("spec", "weight"))
+    return Scene(scene_policy("fake", "fake", mode="weight", apply="enforce"), objects, weights)
 
 
 CASES = plugin_cases("fairshare", "object_cases")
-SCENES = {"kube-scheduler": _plain, "kai": _kai}
+SCENES = {"kube-scheduler": _plain, "fake": _fake, **{name: cases.scene for name, cases in CASES.items()}}
 
 
 def _stopped(cluster: MemoryCluster) -> list[str]:
@@ -170,13 +159,13 @@ def _gone(cluster: MemoryCluster) -> set[str]:
 
 
 def test_after_a_kill_the_victims_of_every_target_of_the_cycle_count(controller_of: Make, accountant: Any) -> None:
-    plain, kai = _plain(), _kai()
+    plain, fake = _plain(), _fake()
     names = {f"p{i}": f"p{i + 4}" for i in range(4)} | {f"g-p{i}": f"g-p{i + 4}" for i in range(4)} | {"w": "v"}
-    text = json.dumps(kai.objects).replace('"n0"', '"n1"').replace('"g-w"', '"g-v"')
+    text = json.dumps(fake.objects).replace('"n0"', '"n1"').replace('"g-w"', '"g-v"')
     for old, new in names.items():
         text = text.replace(f'"{old}"', f'"{new}"').replace(f'"uid-{old}"', f'"uid-{new}"')
-    queues = [{"name": name, "deserved": 4, "refs": [f"policy:{name}", f"kai:{name}"]} for name in "ab"]
-    targets = {"kube_scheduler": {"mode": "extender"}, "kai": {"mode": "weight", "apply": "enforce"}}
+    queues = [{"name": name, "deserved": 4, "refs": [f"policy:{name}", f"fake:{name}"]} for name in "ab"]
+    targets = {"kube_scheduler": {"mode": "extender"}, "fake": {"mode": "weight", "apply": "enforce"}}
     policy = policy_of(queues, targets=targets, preemption={**RULES, "per_cluster": 2, "per_team": 2})
     objects = [*plain.objects, *json.loads(text)]
     for obj in objects:  # a pod waits for GPUs of its scheduler's node
@@ -288,7 +277,8 @@ def test_a_preemption_by_hand_that_was_killed_at_any_write_counts_once(
     accountant.spend(a=0.75, b=0.25)
 
     def preempt(cluster: FaultAt, mode: Any = "enforce") -> Any:
-        call = PreemptionCall("", "ns/g-w" if target == "kai" else "ns/w", "asked for by hand", 0.0, "by hand")
+        gang = next((name for obj in scene.objects if (name := obj["metadata"]["name"]) == "g-w"), "w")
+        call = PreemptionCall("", f"ns/{gang}", "asked for by hand", 0.0, "by hand")
         return by_hand(scene.policy, accountant, cluster, clock, pods_of(cluster), call, mode, HERE)
 
     def keys_of(report: Any) -> list[str]:

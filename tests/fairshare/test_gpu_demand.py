@@ -22,17 +22,27 @@ from fairshare.core.gpu_demand import (
 )
 from fairshare.core.queues_and_weights import Pod
 from fairshare.preemption.claims_and_placement import free_by_node, gpus_by_node
-from fairshare.schedulers.kai.adapter import KaiAdapter
-from fairshare.schedulers.kai.plugin import SCHEDULER
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.mig_parts import NO_NODES
-from gputally.kubernetes.objects import GPU, PRIORITY_CLASS, gpus, gpus_of_nodes
-from tests.fairshare.builders import node_object, object_of, pod_group, policy_of, queue_object
+from gputally.kubernetes.objects import GPU, gpus, gpus_of_nodes
+from gputally.testing.fake_scheduler import (
+    DEVICES_KEY,
+    FRACTION_KEY,
+    GROUP_KEY,
+    MEMORY_KEY,
+    QUEUE_KEY,
+    RESERVATIONS,
+    SCHEDULER,
+    SCHEDULER_NAME,
+    pod_group,
+    queue_object,
+)
+from gputally.testing.fake_scheduler_adapter import FakeAdapter
+from tests.fairshare.builders import node_object, policy_of
 from tests.fairshare.conftest import Make
 from tests.plugin_cases import plugin_cases
 
 CASES = tuple(plugin_cases("fairshare").values())
-KAI = "kai-scheduler"
 SHARES = SCHEDULER.shares
 assert SHARES is not None
 
@@ -88,26 +98,26 @@ def test_mig_instances_count_by_their_slices() -> None:
     assert gpus(None, NO_NODES.anywhere) == 0
 
 
-def test_shared_gpus_of_kai_count_by_their_fraction() -> None:
-    assert shared_gpus({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "2"}, SHARES) == 1.0
+def test_shared_gpus_count_by_their_fraction() -> None:
+    assert shared_gpus({FRACTION_KEY: "0.5", DEVICES_KEY: "2"}, SHARES) == 1.0
     assert shared_gpus({}, SHARES) == 0
-    assert shared_gpus({"gpu-fraction": "1e308"}, SHARES) == 0  # no cluster has so many, and their sum would overflow
-    assert shared_gpus({"gpu-fraction": "1e300", "gpu-fraction-num-devices": "1e300"}, SHARES) == 0
-    shares = {"gpu-fraction": "0.25"}
-    assert _read(gpu=None, annotations=shares, scheduler=KAI).gpus == 0.25
+    assert shared_gpus({FRACTION_KEY: "1e308"}, SHARES) == 0  # no cluster has so many, and their sum would overflow
+    assert shared_gpus({FRACTION_KEY: "1e300", DEVICES_KEY: "1e300"}, SHARES) == 0
+    shares = {FRACTION_KEY: "0.25"}
+    assert _read(gpu=None, annotations=shares, scheduler=SCHEDULER_NAME).gpus == 0.25
     assert _read(annotations=shares).gpus == 2  # no scheduler reads it there: its whole GPUs are its own
 
 
-def test_memory_that_kai_reads_for_a_container_is_a_request() -> None:
+def test_memory_that_a_scheduler_of_shared_gpus_reads_for_a_container_is_a_request() -> None:
     request = {"nvidia.com/container.main.gpu-memory.request": "20Gi"}
-    found = _read(gpu=None, annotations={**request, "gpu-fraction-num-devices": "2"}, scheduler=KAI)
+    found = _read(gpu=None, annotations={**request, DEVICES_KEY: "2"}, scheduler=SCHEDULER_NAME)
     assert (found.memory_mib, found.shares) == (40_960, True)
-    assert _read(gpu=None, annotations={**request, "gpu-memory": "30000"}, scheduler=KAI).memory_mib == 30_000
+    assert _read(gpu=None, annotations={**request, MEMORY_KEY: "30000"}, scheduler=SCHEDULER_NAME).memory_mib == 30_000
     assert read_pod(_pod(gpu=None, annotations=request)) is None  # no other scheduler reads it
 
 
 def test_a_part_takes_nothing_off_whole_gpus() -> None:
-    found = _read(scheduler=KAI, annotations={"gpu-fraction": "0.01"})
+    found = _read(scheduler=SCHEDULER_NAME, annotations={FRACTION_KEY: "0.01"})
     assert (found.gpus, found.shares) == (2, False)
 
 
@@ -131,11 +141,11 @@ def test_hints_that_are_written_into_a_running_pod_buy_no_protection(later: dict
     assert read(_pod(**{**BOUND, **saved, **later})) == before
 
 
-@pytest.mark.parametrize("later", [{"gpu-memory": "1"}, {"gpu-fraction": "0.01"}, {}])
+@pytest.mark.parametrize("later", [{MEMORY_KEY: "1"}, {FRACTION_KEY: "0.01"}, {}])
 def test_a_running_pod_keeps_the_part_of_a_gpu_that_it_was_bound_with(later: dict[str, str]) -> None:
     read = PodReducer(VirtualClock(0))
-    bound = {"gpu": None, "scheduler": KAI, "node": "n1", "uid": "u"}
-    before = read(_pod(**bound, annotations={"gpu-memory": "40000"}))
+    bound = {"gpu": None, "scheduler": SCHEDULER_NAME, "node": "n1", "uid": "u"}
+    before = read(_pod(**bound, annotations={MEMORY_KEY: "40000"}))
     assert read(_pod(**bound, annotations=later)) == before
     assert read(_pod(**bound, annotations={}, phase="Succeeded")) is None
     gone = read(_pod(**bound, annotations={}, deletionTimestamp="2026-10-01T01:00:00Z"))
@@ -166,10 +176,10 @@ def test_finished_pods_and_those_without_gpus_are_no_demand() -> None:
 
 
 def test_a_pod_knows_its_queue_its_gang_and_its_clock() -> None:
-    marks = {"pod-group-name": "pg", CHECKPOINT: "2026-10-01T01:00:00Z"}
-    placed = {"node": "n1", "scheduler": KAI, "labels": {"kai.scheduler/queue": "vision"}, "annotations": marks}
+    marks = {GROUP_KEY: "pg", CHECKPOINT: "2026-10-01T01:00:00Z"}
+    placed = {"node": "n1", "scheduler": SCHEDULER_NAME, "labels": {QUEUE_KEY: "vision"}, "annotations": marks}
     pod = _read(**placed, creationTimestamp="2026-10-01T00:00:00Z")
-    assert (pod.ref, pod.gang, pod.held) == ("kai:vision", "PodGroup/ns/pg", True)
+    assert (pod.ref, pod.gang, pod.held) == ("fake:vision", "PodGroup/ns/pg", True)
     assert (pod.created_ms, pod.checkpoint_ms) == (1_790_812_800_000, 1_790_816_400_000)
     assert _read(labels={"kueue.x-k8s.io/queue-name": "lq"}).ref == "kueue:ns/lq"
     assert not _read(node="n1", deletionTimestamp="2026-10-01T00:00:00Z").held
@@ -178,8 +188,7 @@ def test_a_pod_knows_its_queue_its_gang_and_its_clock() -> None:
 @pytest.mark.parametrize(
     ("scheduler", "ref", "gang"),
     [
-        ("kai-scheduler", "kai:vision", "PodGroup/ns/k"),
-        ("runai-scheduler", "kai:vision", "PodGroup/ns/k"),
+        ("fake-scheduler", "fake:vision", "PodGroup/ns/k"),
         *(cases.PLACES for cases in CASES),
         ("default-scheduler", "policy:own", "Gang/ns/g"),
         ("", "policy:own", "Gang/ns/g"),
@@ -187,8 +196,8 @@ def test_a_pod_knows_its_queue_its_gang_and_its_clock() -> None:
 )
 def test_a_queue_and_a_gang_count_only_where_their_scheduler_places(scheduler: str, ref: str, gang: str) -> None:
     """Otherwise a pod could use the share, or inflate the gang, of any other queue."""
-    labels = {"kai.scheduler/queue": "vision", QUEUE_LABEL: "own", GANG_LABEL: "g"}
-    annotations = {"pod-group-name": "k"}
+    labels = {QUEUE_KEY: "vision", QUEUE_LABEL: "own", GANG_LABEL: "g"}
+    annotations = {GROUP_KEY: "k"}
     for cases in CASES:
         annotations |= cases.MARKS
     pod = _read(labels=labels, annotations=annotations, scheduler=scheduler)
@@ -236,14 +245,14 @@ def test_pods_of_a_group_of_the_kube_scheduler_start_together() -> None:
     pods = [read(f"p{i}", "default-scheduler") for i in range(2)]
     (gang,) = gangs_by_label(policy_of([{"name": "a"}]), pods)
     assert (gang.name, gang.requested, gang.minimum) == ("train", 4, 4)
-    assert {read("q", scheduler).gang for scheduler in ("kai-scheduler", *(c.PLACES[0] for c in CASES))} == {""}
+    assert {read("q", scheduler).gang for scheduler in ("fake-scheduler", *(c.PLACES[0] for c in CASES))} == {""}
 
 
 def test_a_terminating_pod_asks_for_nothing() -> None:
     """Otherwise a restarted gang would request twice, and a deleted job would cause preemptions."""
     gone = {"node": "n", "deletionTimestamp": "2026-10-01T00:00:00Z"}
     plain = {"labels": {QUEUE_LABEL: "a", GANG_LABEL: "train"}}
-    policy = policy_of([{"name": "a", "refs": ["kai:a"]}])
+    policy = policy_of([{"name": "a", "refs": ["fake:a"]}])
     again = [_read(f"old{i}", **plain, **gone) for i in range(2)]
     again += [_read(f"new{i}", **plain) for i in range(2)]
     assert [(g.requested, g.minimum, g.waits) for g in gangs_by_label(policy, again)] == [(4, 4, 4)]
@@ -253,27 +262,25 @@ def test_a_terminating_pod_asks_for_nothing() -> None:
 @pytest.mark.parametrize(("number", "asks"), [(0, []), (2, [(4, 4, 4)])])
 def test_a_terminating_member_asks_nothing(seen_of: Make, number: int, asks: list[tuple[float, float, float]]) -> None:
     gone = {"node": "n", "deletionTimestamp": "2026-10-01T00:00:00Z"}
-    placed = {"scheduler": KAI, "labels": {"kai.scheduler/queue": "a"}, "annotations": {"pod-group-name": "g"}}
-    group = pod_group(requested=4, spec={"minMember": 2}, creationTimestamp="2026-10-01T00:00:00Z")
+    placed = {
+        "scheduler": SCHEDULER_NAME,
+        "labels": {QUEUE_KEY: "a"},
+        "annotations": {GROUP_KEY: "g"},
+    }
+    group = pod_group(requested=4, least=2)
     pods = [_read(f"old{i}", **placed, **gone) for i in range(2)]
     pods += [_read(f"new{i}", **placed) for i in range(number)]
-    policy = policy_of([{"name": "a", "refs": ["kai:a"]}])
-    seen = seen_of(KaiAdapter(), policy, [queue_object("a", 1), group], pods)
+    policy = policy_of([{"name": "a", "refs": ["fake:a"]}])
+    seen = seen_of(FakeAdapter(), policy, [queue_object("a", 1), group], pods)
     assert [(gang.requested, gang.minimum, gang.waits) for gang in seen.gangs] == asks
 
 
-def test_kais_pod_groups_are_gangs_with_an_elastic_surplus(seen_of: Make) -> None:
-    def group(name: str, queue: str, **spec: Any) -> dict[str, Any]:
-        return pod_group(name, queue, spec=spec, creationTimestamp="2026-10-01T00:00:00Z")
-
-    running = group("run", "a", minMember=1, priorityClassName="build")
-    running["status"] = {"resourcesStatus": {"allocated": {GPU: "4"}, "requested": {GPU: "4"}}}
-    waiting = group("wait", "a", minMember=3)
-    marks = {"labels": {"kai.scheduler/queue": "a"}, "annotations": {"pod-group-name": "wait"}, "scheduler": KAI}
+def test_pod_groups_are_gangs_with_an_elastic_surplus(seen_of: Make) -> None:
+    running = pod_group("run", requested=4, allocated=4, preemptible=False)
+    marks = {"labels": {QUEUE_KEY: "a"}, "annotations": {GROUP_KEY: "wait"}, "scheduler": SCHEDULER_NAME}
     pods = [_read(f"w{i}", **marks) for i in range(4)]
-    build = {**object_of(PRIORITY_CLASS, "build"), "value": 100}
-    objects = [queue_object("a"), running, waiting, group("foreign", "stranger", minMember=1), build]
-    observation = seen_of(KaiAdapter(), policy_of([{"name": "a", "refs": ["kai:a"]}]), objects, pods)
+    objects = [queue_object("a"), running, pod_group("wait", least=3), pod_group("foreign", "stranger")]
+    observation = seen_of(FakeAdapter(), policy_of([{"name": "a", "refs": ["fake:a"]}]), objects, pods)
     assert [(g.name, g.requested, g.allocated, g.minimum, g.preemptible) for g in observation.gangs] == [
         ("run", 4.0, 4.0, 4.0, False),
         ("wait", 8.0, 0.0, 6.0, True),
@@ -302,10 +309,10 @@ def test_capacity_leaves_out_what_is_down(down: dict[str, Any]) -> None:
 
 
 def test_a_reservation_and_those_who_share_it_take_up_one_gpu() -> None:
-    """KAI reserves a whole GPU by a pod of its own and places the workloads beside it."""
-    keeper = _pod(gpu="1", node="n1", namespace="kai-resource-reservation")
-    share = {"gpu-fraction": "0.5"}
-    sharers = [_pod(gpu=None, node="n1", annotations=share, scheduler=KAI) for _ in range(2)]
+    """A scheduler reserves a whole GPU by a pod of its own and places the workloads beside it."""
+    keeper = _pod(gpu="1", node="n1", namespace=RESERVATIONS)
+    share = {FRACTION_KEY: "0.5"}
+    sharers = [_pod(gpu=None, node="n1", annotations=share, scheduler=SCHEDULER_NAME) for _ in range(2)]
     whole = _pod(gpu="4", node="n1")
     for pods, free in (
         ([keeper, *sharers, whole], 3),

@@ -29,13 +29,8 @@ from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Object
 from gputally.testing.fake_accountant import usage_window
-from tests.fairshare.builders import (
-    cluster_with,
-    pod_group,
-    pod_object,
-    policy_of,
-    queue_object,
-)
+from gputally.testing.fake_scheduler import pod_group, queue_object
+from tests.fairshare.builders import cluster_with, pod_object, policy_of
 from tests.fairshare.by_model import A10, H100, HOUR_US, LABEL, ByModel, by_model_policy, one_cycle, two_models
 from tests.fairshare.conftest import NOW_MS, Accountant, Make
 from tests.fairshare.observations import condition, pods_of
@@ -141,23 +136,23 @@ def test_usage_and_budgets_of_one_model_leave_the_other_as_it_is() -> None:
     assert (spent["H100"], spent["A10"]) == ({"a": 0.0, "b": 8.0}, {"a": 4.0, "b": 4.0})
 
 
-def _gang(name: str, queue: str, *on: tuple[str, int], model: str | None = None, **spec: Any) -> list[Object]:
-    """A workload of KAI with a pod of so many GPUs on each of these nodes ("": it waits)."""
-    notes, labels = {"pod-group-name": name}, {"kai.scheduler/queue": queue}
+def _gang(name: str, queue: str, *on: tuple[str, int], model: str | None = None, **group: Any) -> list[Object]:
+    """A workload with a pod of so many GPUs on each of these nodes ("": it waits)."""
+    notes, labels = {"fake.gputally.dev/pod-group": name}, {"fake.gputally.dev/queue": queue}
     pods = [
         pod_object(f"{name}{i}", queue, node=node, gpus=gpus, annotations=notes, labels=labels)
         for i, (node, gpus) in enumerate(on)
     ]
     for pod in pods:
-        pod["spec"] |= {"schedulerName": "kai-scheduler"} | ({"nodeSelector": {LABEL: model}} if model else {})
-    return [pod_group(name, queue, spec={"minMember": len(on), **spec}), *pods]
+        pod["spec"] |= {"schedulerName": "fake-scheduler"} | ({"nodeSelector": {LABEL: model}} if model else {})
+    return [pod_group(name, queue, **{"least": len(on), **group}), *pods]
 
 
-def _kai_verdicts(*work: list[Object]) -> dict[str, tuple[str, list[str]]]:
+def _verdicts(*work: list[Object]) -> dict[str, tuple[str, list[str]]]:
     """Return by claimant the outcome and the workloads that give way."""
     queues = [queue_object(name) for name in "ab"]
     cluster = cluster_with(*two_models(), *queues, *(obj for each in work for obj in each))
-    (target,) = one_cycle(cluster, by_model_policy("kai")).targets
+    (target,) = one_cycle(cluster, by_model_policy("fake")).targets
     assert target.preemption is not None
     return {
         verdict.claimant: (verdict.outcome, [victim.gang.name for victim in verdict.victims])
@@ -167,9 +162,9 @@ def _kai_verdicts(*work: list[Object]) -> dict[str, tuple[str, list[str]]]:
 
 def test_a_gang_on_two_models_gives_way_for_either_of_them() -> None:
     """b borrows four GPUs of each model with one gang, whose end makes room for a's claims of both."""
-    kept = _gang("kept", "b", ("h", 4), ("t", 4), preemptibility="non-preemptible")
+    kept = _gang("kept", "b", ("h", 4), ("t", 4), preemptible=False)
     both = _gang("both", "b", ("h", 4), ("t", 4))
-    found = _kai_verdicts(kept, both, _gang("big", "a", ("", 2), model=H100), _gang("small", "a", ("", 2), model=A10))
+    found = _verdicts(kept, both, _gang("big", "a", ("", 2), model=H100), _gang("small", "a", ("", 2), model=A10))
     assert sorted(outcome for outcome, _ in found.values()) == ["preempts", "room"]
     assert [victims for _, victims in found.values() if victims] == [["both"]]
 
@@ -177,18 +172,16 @@ def test_a_gang_on_two_models_gives_way_for_either_of_them() -> None:
 def test_a_gang_on_two_models_stays_where_its_end_costs_a_quota_of_the_other() -> None:
     """Without its gang on both models b would hold less A10 than its quota: the other one gives way, though it loses
     more. Where there is no other, the claim waits."""
-    kept, both = _gang("kept", "b", ("h", 4), preemptibility="non-preemptible"), _gang("both", "b", ("h", 1), ("t", 1))
+    kept, both = _gang("kept", "b", ("h", 4), preemptible=False), _gang("both", "b", ("h", 1), ("t", 1))
     claim = _gang("big", "a", ("", 1), model=H100)
-    assert _kai_verdicts(kept, both, _gang("other", "b", ("h", 3)), claim) == {
-        "PodGroup/ns/big": ("preempts", ["other"])
-    }
-    assert _kai_verdicts(kept, both, _gang("mine", "a", ("h", 3)), claim) == {"PodGroup/ns/big": ("denied", [])}
+    assert _verdicts(kept, both, _gang("other", "b", ("h", 3)), claim) == {"PodGroup/ns/big": ("preempts", ["other"])}
+    assert _verdicts(kept, both, _gang("mine", "a", ("h", 3)), claim) == {"PodGroup/ns/big": ("denied", [])}
 
 
 def test_what_a_gang_frees_of_another_model_is_no_room_on_the_needed_one() -> None:
     """Four GPUs of the needed model are not eight, however many of another model end with them."""
     held = [_gang("both", "b", ("h", 4), ("t", 8)), _gang("mine", "a", ("h", 4))]
-    assert _kai_verdicts(*held, _gang("big", "a", ("", 8), model=H100))["PodGroup/ns/big"][0] == "denied"
+    assert _verdicts(*held, _gang("big", "a", ("", 8), model=H100))["PodGroup/ns/big"][0] == "denied"
 
 
 @st.composite
@@ -205,7 +198,7 @@ def gangs_on_two_models(draw: st.DrawFn) -> list[list[Object]]:
                 on.append((node, gpus))
         if on:
             least = draw(st.integers(1, len(on)))
-            work.append(_gang(f"{queue}-{number}", queue, *on, minMember=least))
+            work.append(_gang(f"{queue}-{number}", queue, *on, least=least))
     waiting = draw(st.lists(st.tuples(st.sampled_from((H100, A10)), st.integers(1, 6)), min_size=1, max_size=2))
     return [*work, *(_gang(f"w{i}", "a", ("", gpus), model=model) for i, (model, gpus) in enumerate(waiting))]
 
@@ -217,7 +210,7 @@ def test_no_queue_falls_below_its_quota_of_any_model(work: list[list[Object]]) -
     cluster = cluster_with(
         *two_models(), *(queue_object(name) for name in "ab"), *(obj for each in work for obj in each)
     )
-    (target,) = one_cycle(cluster, by_model_policy("kai")).targets
+    (target,) = one_cycle(cluster, by_model_policy("fake")).targets
     assert target.preemption is not None
     ended = [pod for verdict in target.preemption.verdicts for victim in verdict.victims for pod in victim.pods]
     assert len({pod.uid for pod in ended}) == len(ended), "a pod ends once"
@@ -229,7 +222,7 @@ def test_no_queue_falls_below_its_quota_of_any_model(work: list[list[Object]]) -
 
 def test_a_scheduler_with_one_quantity_of_gpus_is_named() -> None:
     cluster = MemoryCluster(KINDS, [*two_models(), *(queue_object(name) for name in "ab")])
-    (target,) = one_cycle(cluster, by_model_policy("kai")).targets
+    (target,) = one_cycle(cluster, by_model_policy("fake")).targets
     found = condition(target, "ByModel")
     assert (found.status, found.reason) == ("False", "OneQuantity")
     (plain,) = one_cycle(cluster, policy_of()).targets
@@ -259,7 +252,7 @@ def test_the_extender_protects_a_queue_within_its_quota_of_the_nodes_model() -> 
 
 def test_a_recorded_cycle_with_models_comes_to_the_same_bit_for_bit() -> None:
     used = ByModel(H100={"a": 0.7, "b": 0.1}, A10={"b": 0.4})
-    policy = by_model_policy("kai", k=1.0)
+    policy = by_model_policy("fake", k=1.0)
     groups = [queue_object(name, requested="16", allocated="4") for name in "ab"]
     cluster = MemoryCluster(KINDS, [*two_models(), *groups, pod_object("b0", "b", node="h")])
     one_cycle(cluster, policy, used)
@@ -308,7 +301,7 @@ def divisions(draw: st.DrawFn) -> WeightInputs:
     figure = st.integers(0, 12).map(float)
     quota = st.fixed_dictionaries({"deserved": figure, "weight": st.sampled_from((0.0, 1.0, 2.0))})
     queues = [
-        {"name": name, "refs": [f"kai:{name}"], "gpu_models": {m: draw(quota) for m in MODELS[:2]}} for name in NAMES
+        {"name": name, "refs": [f"fake:{name}"], "gpu_models": {m: draw(quota) for m in MODELS[:2]}} for name in NAMES
     ]
     policy = policy_of(queues, k=draw(st.sampled_from((0.0, 2.0))))
 

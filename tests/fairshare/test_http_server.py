@@ -28,7 +28,6 @@ from fairshare.core.queues_and_weights import UNLIMITED, Condition, Entitlement,
 from fairshare.core.settings import load
 from fairshare.http_server import Probes, serve
 from fairshare.preemption.claims_and_placement import unplaceable_gpus
-from fairshare.schedulers.kai.kinds import QUEUE
 from fairshare.targets.status_config_map import StatusObject, changed_conditions, render
 from fairshare.usage.multi_cluster_windows import NO_OTHER_CLUSTERS
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks
@@ -40,8 +39,9 @@ from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import POD
 from gputally.server.https_server import serve as serve_app
 from gputally.server.request_handling import read_body
+from gputally.testing.fake_scheduler import QUEUE, queue_object
 from tests.deadlines import patience_s, until
-from tests.fairshare.builders import cluster_of, policy_of, queue_object
+from tests.fairshare.builders import cluster_of, policy_of
 from tests.fairshare.conftest import Capsys, Make
 from tests.fairshare.preemption_cases import HOUR_MS, NOW_MS, gang
 from tests.file_descriptor_limit import no_file_descriptors
@@ -66,16 +66,16 @@ def test_metrics_show_the_latest_report(accountant: Any, controller_of: Make, cl
     controller.cycle()
     clock.advance(5_000)
     seen = _samples(metrics)
-    assert seen["gputally_queue_weight", "a", "kai"] == 0.2
+    assert seen["gputally_queue_weight", "a", "fake"] == 0.2
     assert seen["gputally_queue_weight_base", "a"] == 1.0
-    assert seen["gputally_queue_usage_ratio", "a", "kai"] == pytest.approx(0.6)
-    assert seen["gputally_queue_entitled_gpus", "c", "kai"] == 11.0
-    assert seen["gputally_queue_configured_share_ratio", "a", "kai"] == pytest.approx(1 / 3)
-    assert seen["gputally_queue_requested_gpus", "a", "kai"] == 100.0
-    assert seen["gputally_queue_allocated_gpus", "a", "kai"] == 4.0
-    assert seen["gputally_queue_guaranteed_gpus", "a", "kai"] == 0.0
-    assert seen["gputally_fairshare_weight_moves_total", "down", "a", "kai"] == 1.0
-    assert seen["gputally_fairshare_weight_moves_total", "turned", "a", "kai"] == 0.0
+    assert seen["gputally_queue_usage_ratio", "a", "fake"] == pytest.approx(0.6)
+    assert seen["gputally_queue_entitled_gpus", "c", "fake"] == 11.0
+    assert seen["gputally_queue_configured_share_ratio", "a", "fake"] == pytest.approx(1 / 3)
+    assert seen["gputally_queue_requested_gpus", "a", "fake"] == 100.0
+    assert seen["gputally_queue_allocated_gpus", "a", "fake"] == 4.0
+    assert seen["gputally_queue_guaranteed_gpus", "a", "fake"] == 0.0
+    assert seen["gputally_fairshare_weight_moves_total", "down", "a", "fake"] == 1.0
+    assert seen["gputally_fairshare_weight_moves_total", "turned", "a", "fake"] == 0.0
     assert seen["gputally_fairshare_last_cycle_timestamp_seconds",] == (clock.wall_ms() - 5_000) / 1000
     assert seen["gputally_fairshare_usage_age_seconds",] == 35.0
     assert seen["gputally_fairshare_cycle_seconds_count",] == 1.0
@@ -84,8 +84,8 @@ def test_metrics_show_the_latest_report(accountant: Any, controller_of: Make, cl
     controller.cycle()
     held = _samples(metrics)
     assert held["gputally_weights_held", "StaleUsage"] == 1.0
-    assert ("gputally_queue_entitled_gpus", "c", "kai") not in held
-    assert held["gputally_queue_weight", "a", "kai"] == 0.2
+    assert ("gputally_queue_entitled_gpus", "c", "fake") not in held
+    assert held["gputally_queue_weight", "a", "fake"] == 0.2
 
 
 def test_the_leader_metric_is_computed_at_the_scrape(controller_of: Make, clock: VirtualClock) -> None:
@@ -101,7 +101,7 @@ def test_the_leader_metric_is_computed_at_the_scrape(controller_of: Make, clock:
 def test_metrics_name_a_degraded_target(controller_of: Make, clock: VirtualClock) -> None:
     metrics = ControllerMetrics(clock)
     controller_of(policy_of(), MemoryCluster([]), observe=metrics.observe).cycle()
-    assert _samples(metrics)["gputally_fairshare_target_degraded", "CRDAbsent", "kai"] == 1.0
+    assert _samples(metrics)["gputally_fairshare_target_degraded", "CRDAbsent", "fake"] == 1.0
 
 
 def test_a_weight_that_goes_back_has_turned(accountant: Any, controller_of: Make, clock: VirtualClock) -> None:
@@ -113,7 +113,7 @@ def test_a_weight_that_goes_back_has_turned(accountant: Any, controller_of: Make
         controller.cycle()
         clock.advance(3_600_000)
     seen = _samples(metrics)
-    moves = {way: seen["gputally_fairshare_weight_moves_total", way, "a", "kai"] for way in ("turned", "down", "up")}
+    moves = {way: seen["gputally_fairshare_weight_moves_total", way, "a", "fake"] for way in ("turned", "down", "up")}
     assert (moves["turned"], moves["down"], moves["up"] >= 1.0) == (1.0, 1.0, True)
 
 
@@ -223,7 +223,7 @@ def test_a_policy_file_that_cannot_be_read_is_tried_again(tmp_path: Path) -> Non
 def test_a_mounted_policy_is_read_again_once_swapped(tmp_path: Path, accountant: Any, controller_of: Make) -> None:
     """As the kubelet updates a mounted ConfigMap: it swaps a symlink in one step. The next cycle uses the new
     policy."""
-    text = "k: {k}\ntargets: {{kai: {{apply: enforce}}}}\nqueues: [{{name: a, weight: {w}, refs: [kai:a]}}]\n"
+    text = "k: {k}\ntargets: {{fake: {{apply: enforce}}}}\nqueues: [{{name: a, weight: {w}, refs: [fake:a]}}]\n"
     for name, weight in (("old", 1), ("new", 3)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "policy.yaml").write_text(text.format(k=weight, w=weight))
@@ -237,7 +237,7 @@ def test_a_mounted_policy_is_read_again_once_swapped(tmp_path: Path, accountant:
     seen: list[tuple[str, float]] = []
 
     def observe(report: CycleReport) -> None:
-        seen.append((report.policy_version, cluster.get(QUEUE, "a")["spec"]["resources"]["gpu"]["overQuotaWeight"]))
+        seen.append((report.policy_version, cluster.get(QUEUE, "a")["spec"]["weight"]))
         if len(seen) == 1:
             (tmp_path / "..tmp").symlink_to("new")
             (tmp_path / "..tmp").replace(data)
@@ -279,13 +279,13 @@ def test_settings_come_from_file_environment_and_flags_in_this_order(tmp_path: P
 
 def test_only_a_changed_condition_is_an_event() -> None:
     good = Condition("Effective", "True", "WeightsOnly", "fine")
-    bad = Condition("Effective", "False", "HistoryCountedTwice", "kValue is 1")
+    bad = Condition("Effective", "False", "HistoryCountedTwice", "it counts")
     where = StatusObject()
-    assert changed_conditions(where, (), [("kai", good)], 1) == ()
-    (begun,) = changed_conditions(where, [("kai", good)], [("kai", bad)], 2)
-    assert (begun.type, begun.reason, begun.message) == ("Warning", "HistoryCountedTwice", "kai: kValue is 1")
-    assert changed_conditions(where, [("kai", bad)], [("kai", bad)], 3) == ()
-    (ended,) = changed_conditions(where, [("kai", bad)], [("kai", good)], 4)
+    assert changed_conditions(where, (), [("fake", good)], 1) == ()
+    (begun,) = changed_conditions(where, [("fake", good)], [("fake", bad)], 2)
+    assert (begun.type, begun.reason, begun.message) == ("Warning", "HistoryCountedTwice", "fake: it counts")
+    assert changed_conditions(where, [("fake", bad)], [("fake", bad)], 3) == ()
+    (ended,) = changed_conditions(where, [("fake", bad)], [("fake", good)], 4)
     assert ended.type == "Normal"
 
 

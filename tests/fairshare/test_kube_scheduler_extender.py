@@ -127,7 +127,7 @@ CHANGES = st.lists(
                 keeps=kind == 1, shares=kind == 2,
             ),
             st.sampled_from(["", *NODES]), st.sampled_from([0.0, 0.1, 0.3, 1.0, 2.5]),
-            st.sampled_from(["", "policy:a", "policy:b", "kai:a"]), st.sampled_from(["", "g", "h"]),
+            st.sampled_from(["", "policy:a", "policy:b", "fake:a"]), st.sampled_from(["", "g", "h"]),
             st.booleans(), st.integers(0, 3),
         ),
     ),
@@ -140,7 +140,7 @@ CHANGES = st.lists(
 def test_after_any_changes_the_index_says_what_the_pods_say(changes: list[tuple[str, Pod | None]]) -> None:
     index, now = PodIndex(), dict[str, Pod]()
     shares = {"a": QueueShare(2, 1), "b": QueueShare(1, 2)}
-    queues = {"policy:a": "a", "policy:b": "b", "kai:a": "a"}
+    queues = {"policy:a": "a", "policy:b": "b", "fake:a": "a"}
     view = ExtenderView(NODES, index, shares, queues, sides_of(shares, queues))
     kept, asking = NodeScores(list(NODES), view), [Pod(uid, "ns", uid, 1.0, ref="policy:a") for uid in ("p", "u", "x")]
     for uid, pod in changes:
@@ -157,7 +157,7 @@ def test_after_any_changes_the_index_says_what_the_pods_say(changes: list[tuple[
     assert index.pods() == tuple(now[uid] for uid in sorted(now))
     for node in NODES:
         there = [pod for pod in now.values() if pod.node == node]
-        sides = Sides(frozenset({"policy:a", "kai:a"}), frozenset({"policy:b"}))
+        sides = Sides(frozenset({"policy:a", "fake:a"}), frozenset({"policy:b"}))
         _, taken, over, within = index.on_node(node).occupancy(sides)
         requested = fsum(pod.gpus for pod in there)
         parts = [fsum(pod.gpus for pod in there if pod.ref in refs) for refs in (sides.over, sides.within)]
@@ -167,7 +167,7 @@ def test_after_any_changes_the_index_says_what_the_pods_say(changes: list[tuple[
         members = [pod for pod in now.values() if pod.gang == gang]
         held = fsum(pod.gpus for pod in members if pod.held)
         assert index.held_by_gang(gang) == (held if members else None)
-    for ref in ("policy:a", "kai:a"):
+    for ref in ("policy:a", "fake:a"):
         assert index.held_by_ref([ref]) == [fsum(pod.gpus for pod in now.values() if pod.held and pod.ref == ref)]
     demanding = {uid for uid, pod in now.items() if pod.gpus and pod.ref.startswith("policy:") and not pod.leaving}
     assert index.demanding_besides(frozenset("p")).keys() == demanding - {"p"}

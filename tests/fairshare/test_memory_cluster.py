@@ -6,29 +6,29 @@ from typing import Any
 
 import pytest
 
-from fairshare.schedulers.kai.kinds import QUEUE
 from gputally.base.errors import ClusterRefused, Conflict, NotFound, VersionGone
 from gputally.kubernetes.memory_cluster import LOG_LENGTH, MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, Event, Kind, dotted_path, from_fields_v1, leaves, to_fields_v1
-from tests.fairshare.builders import cluster_of, object_of, queue_object
+from gputally.testing.fake_scheduler import QUEUE, queue_object
+from tests.fairshare.builders import cluster_of, object_of
 from tests.fairshare.conftest import Make
 
 
 def _weight(name: str, value: float, **metadata: Any) -> dict[str, Any]:
-    return object_of(QUEUE, name, {"resources": {"gpu": {"overQuotaWeight": value}}}, **metadata)
+    return object_of(QUEUE, name, {"weight": value}, **metadata)
 
 
-def _gpu(obj: Any) -> dict[str, Any]:
-    return obj["spec"]["resources"]["gpu"]
+def _spec(obj: Any) -> dict[str, Any]:
+    return obj["spec"]
 
 
 def test_apply_makes_what_is_missing_and_owns_what_it_named(either_of: Make) -> None:
     cluster = either_of()
     made = cluster.apply(_weight("a", 2), field_manager="us")
-    assert _gpu(made) == {"overQuotaWeight": 2}
+    assert _spec(made) == {"weight": 2}
     (entry,) = made["metadata"]["managedFields"]
     assert (entry["manager"], entry["operation"]) == ("us", "Apply")
-    assert entry["fieldsV1"] == {"f:spec": {"f:resources": {"f:gpu": {"f:overQuotaWeight": {}}}}}
+    assert entry["fieldsV1"] == {"f:spec": {"f:weight": {}}}
     assert made["metadata"]["generation"] == 1
 
 
@@ -36,7 +36,7 @@ def test_applying_the_same_again_changes_nothing(either_of: Make) -> None:
     cluster = either_of()
     first = cluster.apply(_weight("a", 2.5), field_manager="us")
     assert cluster.apply(_weight("a", 2.5), field_manager="us") == cluster.get(QUEUE, "a") == first
-    assert _gpu(first) == {"overQuotaWeight": 2.5}
+    assert _spec(first) == {"weight": 2.5}
 
 
 def test_another_value_for_a_field_of_another_manager_is_a_conflict_that_names_him(either_of: Make) -> None:
@@ -44,10 +44,8 @@ def test_another_value_for_a_field_of_another_manager_is_a_conflict_that_names_h
     before = cluster.apply(_weight("a", 2), field_manager="argocd")
     with pytest.raises(Conflict) as refused:
         cluster.apply(_weight("a", 3, labels={"x": "y"}), field_manager="us")
-    assert refused.value.owners == (("argocd", ".spec.resources.gpu.overQuotaWeight"),)
-    assert str(refused.value).endswith(
-        ': Apply failed with 1 conflict: conflict with "argocd": .spec.resources.gpu.overQuotaWeight'
-    )
+    assert refused.value.owners == (("argocd", ".spec.weight"),)
+    assert str(refused.value).endswith(': Apply failed with 1 conflict: conflict with "argocd": .spec.weight')
     assert cluster.get(QUEUE, "a") == before
 
 
@@ -56,20 +54,20 @@ def test_the_same_value_is_owned_together_and_survives_one_owner(either_of: Make
     cluster.apply(_weight("a", 2), field_manager="argocd")
     cluster.apply(_weight("a", 2.0), field_manager="us")
     left = cluster.apply({**_weight("a", 0), "spec": {}}, field_manager="us")
-    assert _gpu(left) == {"overQuotaWeight": 2}
+    assert _spec(left) == {"weight": 2}
     assert {entry["manager"] for entry in left["metadata"]["managedFields"]} == {"argocd", "us"}
 
 
 def test_a_field_that_its_only_owner_leaves_out_is_removed(either_of: Make) -> None:
-    quota = {"f:spec": {"f:resources": {"f:gpu": {"f:quota": {}, "f:limit": {}}}}}
+    quota = {"f:spec": {"f:quota": {}, "f:limit": {}}}
     theirs = {"manager": "kubectl", "operation": "Update", "fieldsType": "FieldsV1", "fieldsV1": quota}
     cluster = either_of([queue_object("a", None, quota=4, managedFields=[theirs])])
     cluster.apply(_weight("a", 2, annotations={"us/x": "1"}), field_manager="us")
     left = cluster.apply(object_of(QUEUE, "a"), field_manager="us")
-    assert _gpu(left) == {"quota": 4, "limit": -1}
+    assert _spec(left) == {"quota": 4, "limit": -1}
     cluster.apply(_weight("b", 2), field_manager="us")  # and here with the whole spec
     bare = cluster.apply(object_of(QUEUE, "b", labels={"kept": "yes"}), field_manager="us")
-    assert "overQuotaWeight" not in bare.get("spec", {}).get("resources", {}).get("gpu", {})
+    assert "weight" not in bare.get("spec", {})
     assert bare["metadata"]["labels"] == {"kept": "yes"}
     assert "annotations" not in left["metadata"]
     assert "us" not in {entry["manager"] for entry in left["metadata"]["managedFields"]}
@@ -78,24 +76,24 @@ def test_a_field_that_its_only_owner_leaves_out_is_removed(either_of: Make) -> N
 def test_the_status_is_written_through_its_subresource_alone(either_of: Make) -> None:
     cluster = either_of([queue_object("a", 1)])
     body = {**_weight("a", 9), "status": {"requested": {"nvidia.com/gpu": "7"}}}
-    through_status = cluster.apply(body, field_manager="kai", subresource="status")
-    assert _gpu(through_status)["overQuotaWeight"] == 1
+    through_status = cluster.apply(body, field_manager="fake", subresource="status")
+    assert _spec(through_status)["weight"] == 1
     assert through_status["status"]["requested"] == {"nvidia.com/gpu": "7"}
     through_main = cluster.apply({**body, "status": {"requested": {"nvidia.com/gpu": "0"}}}, field_manager="us")
-    assert _gpu(through_main)["overQuotaWeight"] == 9
+    assert _spec(through_main)["weight"] == 9
     assert through_main["status"]["requested"] == {"nvidia.com/gpu": "7"}
     with pytest.raises(NotFound):
-        cluster.apply({**body, "metadata": {"name": "b"}}, field_manager="kai", subresource="status")
+        cluster.apply({**body, "metadata": {"name": "b"}}, field_manager="fake", subresource="status")
 
 
 def test_versions_move_with_changes_and_with_nothing_else(either_of: Make) -> None:
     cluster = either_of([queue_object("a", 1)])
     read = cluster.get(QUEUE, "a")["metadata"]
     tried = cluster.apply(_weight("a", 5), field_manager="us", dry_run=True)
-    assert _gpu(tried)["overQuotaWeight"] == 5
+    assert _spec(tried)["weight"] == 5
     assert cluster.get(QUEUE, "a")["metadata"] == read
     status = {**_weight("a", 1), "status": {"requested": {"nvidia.com/gpu": "1"}}}
-    moved = cluster.apply(status, field_manager="kai", subresource="status")["metadata"]
+    moved = cluster.apply(status, field_manager="fake", subresource="status")["metadata"]
     assert (moved["generation"], moved["resourceVersion"] != read["resourceVersion"]) == (1, True)
     assert cluster.apply(_weight("a", 5), field_manager="us")["metadata"]["generation"] == 2
 
@@ -119,24 +117,24 @@ def test_an_update_takes_the_fields_it_changes(either_of: Make, others_of: Make)
     others_of(cluster).put(_weight("a", 7), field_manager="kubectl")
     with pytest.raises(Conflict) as refused:
         cluster.apply(_weight("a", 2), field_manager="us")
-    assert refused.value.owners == (("kubectl", ".spec.resources.gpu.overQuotaWeight"),)
+    assert refused.value.owners == (("kubectl", ".spec.weight"),)
     gone = others_of(cluster).put({**_weight("a", 7), "spec": {}}, field_manager="kubectl")
     assert gone["spec"] == {}
-    assert _gpu(cluster.apply(_weight("a", 2), field_manager="us"))["overQuotaWeight"] == 2
+    assert _spec(cluster.apply(_weight("a", 2), field_manager="us"))["weight"] == 2
 
 
 def test_ownership_is_read_from_objects_that_carry_it(either_of: Make) -> None:
-    fields = {"f:spec": {"f:resources": {"f:gpu": {".": {}, "f:overQuotaWeight": {}}}, "f:gone": {}}}
+    fields = {"f:spec": {"f:weight": {}, "f:gone": {}}}
     entry = {"manager": "kubectl", "operation": "Update", "fieldsType": "FieldsV1", "fieldsV1": fields}
     cluster = either_of([queue_object("owned", 1, managedFields=[entry]), queue_object("free", 1)])
     with pytest.raises(Conflict, match="kubectl"):
         cluster.apply(_weight("owned", 2), field_manager="us")
-    assert _gpu(cluster.apply(_weight("free", 2), field_manager="us"))["overQuotaWeight"] == 2
+    assert _spec(cluster.apply(_weight("free", 2), field_manager="us"))["weight"] == 2
 
 
 def test_a_webhook_may_refuse_even_a_dry_run() -> None:
     def admit(obj: Any) -> str | None:
-        return "weight too large" if _gpu(obj)["overQuotaWeight"] > 5 else None
+        return "weight too large" if _spec(obj)["weight"] > 5 else None
 
     cluster = cluster_of(admit=admit)
     with pytest.raises(ClusterRefused, match="weight too large"):
@@ -173,8 +171,8 @@ def test_lists_are_sorted_and_what_is_read_is_a_copy(either_of: Make) -> None:
     cluster = either_of([queue_object("b"), queue_object("a")])
     listed = cluster.list(QUEUE)
     assert [obj["metadata"]["name"] for obj in listed] == ["a", "b"]
-    listed[0]["spec"]["resources"]["gpu"]["overQuotaWeight"] = 99
-    assert _gpu(cluster.get(QUEUE, "a"))["overQuotaWeight"] == 1
+    listed[0]["spec"]["weight"] = 99
+    assert _spec(cluster.get(QUEUE, "a"))["weight"] == 1
 
 
 def test_the_same_event_is_one() -> None:

@@ -15,15 +15,13 @@ from fairshare.core.gpu_demand import gpus_taken, read_pod, sized, with_pods
 from fairshare.core.published_devices import SLICES, with_published
 from fairshare.core.queues_and_weights import Gang, Pod
 from fairshare.preemption.claims_and_placement import free_by_node, gpus_by_node
-from fairshare.schedulers.kai.adapter import KaiAdapter
-from fairshare.schedulers.kai.kinds import POD_GROUP
-from fairshare.schedulers.kai.kinds import QUEUE as KAI_QUEUE
 from fairshare.targets.weight_plan import look_at
 from gputally.base.clock import VirtualClock
 from gputally.base.mig_profiles import compute_slices, mig_sizes
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.mig_parts import MigParts
 from gputally.kubernetes.objects import Object, gpus, gpus_of_node, slices_of_node
+from gputally.testing.fake_scheduler import POD_GROUP
 from tests.fairshare.builders import object_of, policy_of
 from tests.fairshare.conftest import Make
 from tests.fairshare.mig_nodes import BOTH, NVL, PRO_5000, PRO_6000, node, selector_of
@@ -42,7 +40,7 @@ def pod(name: str, profile: str, on: str = "", count: int = 1, product: str = ""
         {
             "metadata": {"name": name, "namespace": "ns", "uid": name},
             "spec": {
-                "schedulerName": "kai-scheduler",
+                "schedulerName": "fake-scheduler",
                 "nodeName": on,
                 "nodeSelector": selector_of(product),
                 "containers": [{"resources": {"limits": {f"nvidia.com/mig-{profile}": str(count)}}}],
@@ -155,7 +153,7 @@ def test_pods_never_hold_more_than_their_nodes_offer(
             assert gpus({profile: 1}, parts.anywhere) >= gpus({profile: 1}, slices_of_node(each)) - 1e-9
 
 
-COUNTED = {"kai": (KAI_QUEUE, KaiAdapter())} | {k: cases.COUNTED for k, cases in plugin_cases("fairshare").items()}
+COUNTED = {name: cases.COUNTED for name, cases in plugin_cases("fairshare").items()}
 
 
 @pytest.mark.parametrize("scheduler", COUNTED)

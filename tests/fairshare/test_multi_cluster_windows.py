@@ -31,8 +31,9 @@ from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Object
 from gputally.server.https_server import serve
+from gputally.testing.fake_scheduler import queue_object, setup_object
 from tests import empty_ledger
-from tests.fairshare.builders import cluster_of, node_object, policy_of, queue_object, shard_object
+from tests.fairshare.builders import cluster_of, node_object, policy_of
 from tests.fairshare.conftest import Accountant, Capsys, Make
 from tests.fairshare.observations import conditions_of, hold_of, weights_in
 from tests.usage_records import batch, interval, pod_facts, pod_holder
@@ -45,7 +46,7 @@ def report(service: Service, clock: VirtualClock, cluster: str, held: dict[str, 
     """Report, as a node's agent, the last minutes: this number of GPUs held by each queue."""
     queues = [queue for queue, count in held.items() for _ in range(count)]
     now_ms = clock.wall_ms()
-    facts = [pod_facts(f"pod-{queue}", now_ms, node=node, queue_ref=f"kai:{queue}") for queue in held]
+    facts = [pod_facts(f"pod-{queue}", now_ms, node=node, queue_ref=f"fake:{queue}") for queue in held]
     holders = [*(pod_holder(f"pod-{queue}") for queue in queues[:GPUS]), *[None] * (GPUS - len(queues))]
     rows = [
         interval(at, f"GPU-{gpu}", holder, span_ms=MINUTE_MS, gpu_model="H100", busy_us=None, method="device")
@@ -71,8 +72,8 @@ class Elsewhere(Accountant):
         return super().window(spec, measure, at_ms, min_coverage).model_copy(update=self.changed)
 
 
-def kai_cluster(*more: Object) -> MemoryCluster:
-    return cluster_of([*map(queue_object, "abc"), shard_object(kValue=0), *more])
+def fake_cluster(*more: Object) -> MemoryCluster:
+    return cluster_of([*map(queue_object, "abc"), setup_object(), *more])
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def fleet(accountant: Accountant, controller_of: Make) -> Make:
     """The policy, the accountant of `west`, the cluster `prod` and its controller; a used GPUs there, b here."""
 
     def make(**options: Any) -> tuple[Policy, Elsewhere, MemoryCluster, Controller]:
-        policy, cluster = policy_of(usage=BOTH, **options), kai_cluster()
+        policy, cluster = policy_of(usage=BOTH, **options), fake_cluster()
         west = Elsewhere(policy)
         accountant.spend(b=0.5)
         others = OtherClusters("prod", {"west": west})
@@ -135,10 +136,10 @@ def test_one_cluster_that_cannot_be_added_holds_the_weights_until_it_can(
 
 def test_a_cluster_without_accountant_holds_after_its_own_faults(accountant: Accountant, controller_of: Make) -> None:
     policy = policy_of(usage=BOTH)
-    reason, message = hold_of(controller_of(policy, kai_cluster()).cycle())
+    reason, message = hold_of(controller_of(policy, fake_cluster()).cycle())
     assert (reason, "'prod'" in message) == ("ClusterUnknown", True)
     accountant.coverage = 0.5
-    reason, message = hold_of(controller_of(policy, kai_cluster()).cycle())
+    reason, message = hold_of(controller_of(policy, fake_cluster()).cycle())
     assert (reason, message[:6]) == ("LowCoverage", "50.00%")
 
 
@@ -152,7 +153,7 @@ def test_the_policy_is_announced_to_the_own_accountant_alone(fleet: Make, accoun
 def test_a_list_with_the_own_cluster_alone_changes_nothing(accountant: Accountant, controller_of: Make) -> None:
     accountant.spend(a=0.5)
     here = OtherClusters("prod", {})
-    one, same = kai_cluster(), kai_cluster()
+    one, same = fake_cluster(), fake_cluster()
     controller_of(policy_of(), one).cycle()
     found = controller_of(policy_of(usage={"clusters": ["prod"]}), same, others=here).cycle()
     assert not isinstance(found.window, FleetWindow)
@@ -182,7 +183,7 @@ def test_room_is_not_made_by_hand_while_a_cluster_is_away(accountant: Accountant
     west = Elsewhere(policy)
     west.down = True
     call = PreemptionCall("", "ns/job", "asked for by hand", 0.0, "by hand")
-    given = (policy, accountant, kai_cluster(), clock, (), call, "dry-run")
+    given = (policy, accountant, fake_cluster(), clock, (), call, "dry-run")
     with pytest.raises(NotPossible, match="AccountantUnavailable: cluster west: "):
         by_hand(*given, others=OtherClusters("prod", {"west": west}))
 
@@ -193,7 +194,7 @@ usage:
     - prod
     - west
 queues:
-  - {name: a, refs: ["kai:a"]}
+  - {name: a, refs: ["fake:a"]}
 """
 
 
@@ -225,12 +226,10 @@ def test_a_faulty_accountants_file_is_refused_with_its_place(file: Make, text: s
 def test_lists_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match=r"cluster 'west' is listed twice in usage\.clusters"):
         policy_of(usage={"clusters": ["west", "west"]})
-    with pytest.raises(ValueError, match="in mode usage KAI reads the history of one cluster"):
-        policy_of(usage=BOTH, targets={"kai": {"mode": "usage"}})
 
 
 def test_policies_without_clusters_keep_their_version() -> None:
-    queues = [{"name": "a", "refs": ["kai:a"]}]
+    queues = [{"name": "a", "refs": ["fake:a"]}]
     plain = Policy.model_validate({"queues": queues})
     assert plain.version() == Policy.model_validate({"queues": queues, "usage": {}}).version()
     assert "usage" not in plain.model_dump(mode="json")
@@ -270,7 +269,7 @@ def test_two_accountants_decide_as_one_ledger(
     _, there = accountants(policy, west=held["west"])
     file = tmp_path / "accountants.yaml"
     file.write_text(json.dumps({"clusters": {"prod": {"url": here}, "west": {"url": there}}}))
-    one, several = kai_cluster(node_object("n1", gpus=GPUS)), kai_cluster(node_object("n1", gpus=GPUS))
+    one, several = fake_cluster(node_object("n1", gpus=GPUS)), fake_cluster(node_object("n1", gpus=GPUS))
     with AccountantApi(whole) as client:
         mixed = Controller(plain, client, one, clock).cycle()
     with AccountantApi(here, cluster="prod") as client:
@@ -285,7 +284,7 @@ def test_two_accountants_decide_as_one_ledger(
     assert weights_in(several)["c"] < weights_in(several)["a"] < weights_in(several)["b"]
 
     (tmp_path / "policy.yaml").write_text(policy.model_dump_json(by_alias=True))
-    (tmp_path / "cluster.json").write_text(json.dumps({"items": [*map(queue_object, "abc"), shard_object(kValue=0)]}))
+    (tmp_path / "cluster.json").write_text(json.dumps({"items": [*map(queue_object, "abc"), setup_object()]}))
     asked = ["plan", "--policy", f"{tmp_path}/policy.yaml", "--objects", f"{tmp_path}/cluster.json"]
     asked += ["--url", here, "--cluster", "prod"]
     assert main(asked) == 1
@@ -298,7 +297,7 @@ def test_one_of_two_accountants_is_cut_off_and_returns(accountants: Make, clock:
     west, there = accountants(policy, west={"c": 4})
     file = tmp_path / "accountants.yaml"
     file.write_text(f"clusters:\n  west:\n    url: {there}\n    token_file: {tmp_path}/token\n")
-    cluster = kai_cluster(node_object("n1", gpus=GPUS))
+    cluster = fake_cluster(node_object("n1", gpus=GPUS))
     with AccountantApi(here, cluster="prod") as client:
         controller = Controller(policy, client, cluster, clock, others=other_clusters(file, "prod"))
         reason, message = hold_of(controller.cycle())
@@ -309,7 +308,7 @@ def test_one_of_two_accountants_is_cut_off_and_returns(accountants: Make, clock:
         (tmp_path / "token").write_text("secret")
         assert controller.cycle().hold is None
         assert weights_in(cluster)["c"] < 1
-        west.ledger.put_policy(policy_of([{"name": "a", "refs": ("kai:c",)}]), clock.wall_ms())
+        west.ledger.put_policy(policy_of([{"name": "a", "refs": ("fake:c",)}]), clock.wall_ms())
         clock.advance(MINUTE_MS)
         assert hold_of(controller.cycle())[0] == "PolicyNotInForce"
 
@@ -350,7 +349,7 @@ def controller(client_of: Make, clock: VirtualClock) -> Make:
     cluster."""
 
     def make(policy: Any, cluster: str) -> tuple[Controller, MemoryCluster]:
-        there = kai_cluster()
+        there = fake_cluster()
         return Controller(policy, client_of(cluster), there, clock), there
 
     return make
@@ -418,7 +417,7 @@ def test_policies_that_count_alike_do_not_contest(service: Service, clock: Virtu
     assert [told.policy for told in service.ledger.status().policies(0, clock.wall_ms())] == [*policies.values()], (
         "each once"
     )
-    other = policy_of([{"name": "a", "refs": ("kai:b",)}, {"name": "b", "refs": ("kai:a",)}, {"name": "c"}])
+    other = policy_of([{"name": "a", "refs": ("fake:b",)}, {"name": "b", "refs": ("fake:a",)}, {"name": "c"}])
     service.ledger.put_policy(other, clock.wall_ms())
     clock.advance(MINUTE_MS)
     for each in controllers.values():

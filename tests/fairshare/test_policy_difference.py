@@ -18,9 +18,10 @@ from fairshare.usage.multi_cluster_windows import NO_OTHER_CLUSTERS
 from gputally.base.clock import VirtualClock
 from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.objects import Cluster
-from tests.fairshare.builders import cluster_with, policy_of, queue_object, shard_object
+from gputally.testing.fake_scheduler import queue_object, setup_object
+from tests.fairshare import samples
+from tests.fairshare.builders import cluster_with, policy_of
 from tests.fairshare.conftest import Accountant, Make
-from tests.fairshare.web.controller_pages import sample
 
 
 def recorded(accountant: Accountant) -> list[Decision]:
@@ -29,7 +30,7 @@ def recorded(accountant: Accountant) -> list[Decision]:
 
 @pytest.fixture
 def queues() -> Cluster:
-    return cluster_with(*map(queue_object, "abc"), shard_object(kValue=0))
+    return cluster_with(*map(queue_object, "abc"), setup_object())
 
 
 def test_a_policy_in_force_leaves_a_decision_with_the_difference(
@@ -82,7 +83,7 @@ def test_a_standby_records_what_a_person_saved_at_its_pages(
 
 
 def test_a_changed_file_is_in_force_and_the_log_has_the_difference(tmp_path: Path, logs: list[Any]) -> None:
-    path, text = tmp_path / "policy.yaml", sample("policy.yaml").read_text()
+    path, text = tmp_path / "policy.yaml", samples.policy_text()
     path.write_text(text)
     file, settings = reloaded(path, NO_OTHER_CLUSTERS), ControllerSettings(policy=path)
     assert reload(file, settings) is None
@@ -108,7 +109,7 @@ def test_a_policy_whose_difference_cannot_be_shown_is_in_force_and_the_fault_is_
         raise ZeroDivisionError("no difference")
 
     monkeypatch.setattr(policy_difference, "changes", defect)
-    path, text = tmp_path / "policy.yaml", sample("policy.yaml").read_text()
+    path, text = tmp_path / "policy.yaml", samples.policy_text()
     path.write_text(text)
     file = reloaded(path, NO_OTHER_CLUSTERS)
     before = file.current
@@ -124,11 +125,11 @@ def test_a_policy_whose_difference_cannot_be_shown_is_in_force_and_the_fault_is_
 
 
 def test_the_difference_of_many_values_and_of_long_ones_is_limited() -> None:
-    many = [{"name": f"queue-{number}", "weight": 1, "refs": [f"kai:queue-{number}"]} for number in range(2_000)]
+    many = [{"name": f"queue-{number}", "weight": 1, "refs": [f"fake:queue-{number}"]} for number in range(2_000)]
     before = policy_of(queues=many)
     after = policy_of(
         queues=[
-            {**queue, "weight": 2, "refs": [f"kai:{number}{queue['name']}" + "x" * 200 for number in range(5)]}
+            {**queue, "weight": 2, "refs": [f"fake:{number}{queue['name']}" + "x" * 200 for number in range(5)]}
             for queue in many
         ]
     )

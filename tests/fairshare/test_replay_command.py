@@ -18,20 +18,12 @@ from fairshare.core.scheduler_queue_objects import WeightAnnotations
 from gputally.base.clock import SystemClock, VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import POD
-from tests.fairshare.builders import (
-    cluster_of,
-    cluster_with,
-    node_object,
-    pod_object,
-    policy_of,
-    queue_object,
-    shard_object,
-)
+from gputally.testing.fake_scheduler import queue_object, setup_object
+from tests.fairshare.builders import cluster_of, cluster_with, node_object, pod_object, policy_of
 from tests.fairshare.conftest import Accountant, Capsys, Make
 from tests.fairshare.fixed_answers_server import Answer, serving
 from tests.fairshare.observations import pods_of
 from tests.fairshare.scheduler_kinds import KINDS
-from tests.fairshare.scheduler_objects import DATABASE
 from tests.plugin_cases import plugin_cases
 
 HOUR_US, HOUR_MS = 3_600_000_000, 3_600_000
@@ -106,14 +98,13 @@ def _scheduler_with_history(name: str) -> tuple[Policy, list[dict[str, Any]]]:
     """A queue whose scheduler counts history itself, and a weight of an earlier time on its object."""
     if name in HISTORIES:
         return HISTORIES[name]
-    targets = {"kai": {"apply": "enforce", "mode": "usage"}}
+    targets = {"fake": {"apply": "enforce", "usage": True}}
     written = {"annotations": WeightAnnotations(1.0, 3.0, 0, 1, "v", None, "").annotations()}
-    shard = shard_object(kValue=3, usageDBConfig={**DATABASE, "usageParams": {"windowSize": "6h"}})
-    queues = [queue_object("a", 3, **written), queue_object("b"), queue_object("c"), shard]
+    queues = [queue_object("a", 3, **written), queue_object("b"), queue_object("c"), setup_object(counts_usage=True)]
     return policy_of(targets=targets), queues
 
 
-@pytest.mark.parametrize("name", [*HISTORIES, "kai"])
+@pytest.mark.parametrize("name", [*HISTORIES, "fake"])
 def test_a_write_for_a_scheduler_that_counts_history_itself_comes_to_the_same(
     name: str, accountant: Accountant, controller_of: Make, capsys: Capsys
 ) -> None:
@@ -135,7 +126,7 @@ def test_a_write_for_a_scheduler_that_counts_history_itself_comes_to_the_same(
         ("yesterday", "yesterday: neither a date such as 2026-11-21 or 2026-11-21T10:00Z, nor a decision's id"),
         ("2001-01-01", "2001-01-01: the controller decided nothing in this time"),
         ("9999-12-31", "9999-12-31: the controller decided nothing in this time"),
-        (f"{'0' * 16}/5/kai", f"{'0' * 16}/5/kai: the accountant has no such decision"),
+        (f"{'0' * 16}/5/fake", f"{'0' * 16}/5/fake: the accountant has no such decision"),
     ],
 )
 def test_nothing_to_replay_is_one_line(when: str, fault: str, decided: Recorded, capsys: Capsys) -> None:
@@ -271,7 +262,7 @@ def _books(hours: int, now_h: int) -> dict[str, Answer]:
 
 
 def _file(path: Path, weight_b: float, **more: Any) -> Path:
-    queues = [{"name": "a", "weight": 1, "refs": ["kai:a"]}, {"name": "b", "weight": weight_b, "refs": ["kai:b"]}]
+    queues = [{"name": "a", "weight": 1, "refs": ["fake:a"]}, {"name": "b", "weight": weight_b, "refs": ["fake:b"]}]
     path.write_text(json.dumps({"k": 0, "queues": queues, **more}))
     return path
 

@@ -12,7 +12,8 @@ import pytest
 from fairshare.targets.installed import adapters
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Kind, Object, value_at
-from tests.fairshare.builders import node_object, policy_of, queue_object, shard_object
+from gputally.testing.fake_scheduler import NAME
+from tests.fairshare.builders import node_object, policy_of
 from tests.fairshare.conftest import Accountant, Make
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.plugin_cases import plugin_cases
@@ -35,7 +36,7 @@ def _written(field: str) -> tuple[str, ...]:
 def test_the_page_has_every_ref_and_no_other() -> None:
     """A row of a scheduler that is not there has a section of the page about it: they go together."""
     titles = {ref.partition(":")[0]: title for refs, title in NAMED for ref in re.findall(r"`([^`]+)`", refs)}
-    known = {prefix for adapter in adapters() for prefix in adapter.prefixes}
+    known = {prefix for adapter in adapters() for prefix in adapter.prefixes} - {NAME}
     assert known <= titles.keys()
     there = {prefix.partition("-")[0] for prefix in known}
     sections = re.findall(r"^## (\S+)$", PAGE, re.MULTILINE)
@@ -45,7 +46,6 @@ def test_the_page_has_every_ref_and_no_other() -> None:
 
 
 OBJECTS: Mapping[str, tuple[str, Kind | None, list[Object]]] = {
-    "`kai:NAME`": ("kai:{}", None, [*(queue_object(name) for name in "ab"), shard_object(kValue=0)]),
     **{row: case for cases in plugin_cases("fairshare", "object_cases").values() for row, case in cases.ROWS.items()},
 }  # fmt: skip
 

@@ -49,7 +49,7 @@ def test_what_cannot_be_tried_has_a_reason(wrong):
         parts(**{"weight": 2, **wrong})
 
 
-def cycle(at_ms: int, gpus: float, target: str = "kai", **fields: Any) -> Decision:
+def cycle(at_ms: int, gpus: float, target: str = "fake", **fields: Any) -> Decision:
     """The record of a cycle that divided these GPUs."""
     given = {"kind": "weight", "subject": "*", "mode": "enforce", "reason": "", "policy_version": "v", **fields}
     return Decision(id=f"v/{at_ms}/{target}", at_ms=at_ms, target=target, inputs={"gpus": gpus}, **given)
@@ -58,7 +58,7 @@ def cycle(at_ms: int, gpus: float, target: str = "kai", **fields: Any) -> Decisi
 def test_the_newest_cycle_of_each_scheduler_says_how_many_gpus_are_divided():
     of_weight, held = cycle(9, 7, subject="a"), cycle(8, 0)
     known = [of_weight, held, cycle(7, 61), cycle(6, 8, "kueue"), cycle(5, 60)]
-    assert divided(known, 64) == (Divided("kai", 61, 7), Divided("kueue", 8, 6))
+    assert divided(known, 64) == (Divided("fake", 61, 7), Divided("kueue", 8, 6))
     assert divided([of_weight, held], 64) == (Divided("", 64),)
 
 

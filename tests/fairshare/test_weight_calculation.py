@@ -32,7 +32,8 @@ from fairshare.laws.gang_turns import gang_reach
 from fairshare.laws.weight_calculation import WeightInputs, calculate_weights, static_parts, usage_ratios
 from gputally.base.clock import VirtualClock
 from gputally.testing.fake_accountant import usage_window
-from tests.fairshare.builders import cluster_of, policy_of, queue_object, shard_object
+from gputally.testing.fake_scheduler import queue_object, setup_object
+from tests.fairshare.builders import cluster_of, policy_of
 from tests.fairshare.conftest import Accountant, Capsys, Make
 from tests.shared_files import shared_cases
 
@@ -230,7 +231,7 @@ FIGURE = re.compile(r"[+-]\d+(?:\.\d+)?")
 @pytest.fixture
 def cycles(accountant: Accountant, controller_of: Make, clock: VirtualClock) -> Make:
     """Return a function that runs cycles of an enforcing controller, five minutes apart."""
-    cluster = cluster_of([*map(queue_object, "abc"), shard_object(kValue=0)])
+    cluster = cluster_of([*map(queue_object, "abc"), setup_object()])
     controller = controller_of(POLICY, cluster)
 
     def cycle(**spent: float) -> CycleReport:
@@ -378,7 +379,7 @@ def test_departments_bound_what_a_team_can_reach() -> None:
 
 def test_check_warns_of_a_gang_that_never_gets_in(tmp_path: Path, capsys: Capsys) -> None:
     file = tmp_path / "policy.yaml"
-    queues = "queues:\n  - {name: a, refs: ['kai:a']}\n  - {name: b, refs: ['kai:b']}\n"
+    queues = "queues:\n  - {name: a, refs: ['fake:a']}\n  - {name: b, refs: ['fake:b']}\n"
     file.write_text(f"k: 0.5\nturns: {{most_queues: 0}}\n{queues}")
     assert main(["check", str(file), "--capacity", "16", "--gang", "a=16", "--gang", "b=8"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "warning: a gang" in line]

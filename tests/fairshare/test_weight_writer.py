@@ -13,7 +13,6 @@ from fairshare.__main__ import main
 from fairshare.controller.cycle_report import CycleReport
 from fairshare.controller.weight_writer import available, release_weights, write_weights
 from fairshare.core import scheduler_queue_objects
-from fairshare.schedulers.kai.kinds import QUEUE
 from fairshare.targets import status_config_map
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.weight_plan import FIELD_MANAGER, Apply
@@ -21,7 +20,8 @@ from gputally.base.clock import VirtualClock
 from gputally.kubernetes.leader_election import Term
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, Cluster, Kind, Object
-from tests.fairshare.builders import cluster_of, object_of, pod_group, policy_of, queue_object, shard_object
+from gputally.testing.fake_scheduler import QUEUE, pod_group, queue_object, setup_object
+from tests.fairshare.builders import cluster_of, object_of, policy_of
 from tests.fairshare.conftest import Accountant, Capsys, Make
 from tests.fairshare.observations import condition, conditions_of, reasons_of, results_of, weights_in
 from tests.fairshare.scheduler_kinds import KINDS
@@ -29,8 +29,8 @@ from tests.plugin_cases import plugin_cases
 
 
 def _apply(name: str, previous: float | None, value: float) -> Apply:
-    spec = {"resources": {"gpu": {"overQuotaWeight": value}}}
-    return Apply("kai", name, name, previous, value, "why", object_of(QUEUE, name, spec))
+    spec = {"weight": value}
+    return Apply("fake", name, name, previous, value, "why", object_of(QUEUE, name, spec))
 
 
 INSTALLED = object_of(CONFIG_MAP, "settings", namespace="gputally")
@@ -94,19 +94,20 @@ def test_a_leader_of_an_earlier_term_goes_on_where_the_leader_in_between_ended(
     leads |= {"first": 0, "second": 1}
     second.later()
     second.later()
-    left = status_config_map.memories(cluster.get(CONFIG_MAP, WHERE.name, WHERE.namespace))["kai"]
+    left = status_config_map.memories(cluster.get(CONFIG_MAP, WHERE.name, WHERE.namespace))["fake"]
     leads |= {"first": 2, "second": 0}
     assert first.later().targets[0].memory == left
 
 
-def test_when_kai_reads_usage_our_weights_are_given_back(either_of: Make, accountant: Any, controller_of: Make) -> None:
-    shard = shard_object(kValue=1, usageDBConfig={"clientType": "prometheus", "connectionString": "http://a:9091"})
-    cluster = either_of([*(queue_object(name) for name in "abc"), shard])
+def test_when_the_scheduler_reads_usage_our_weights_are_given_back(
+    either_of: Make, accountant: Any, controller_of: Make
+) -> None:
+    cluster = either_of([*(queue_object(name) for name in "abc"), setup_object(counts_usage=True)])
     accountant.spend(a=0.7, b=0.2, c=0.1)
     (twice,) = controller_of(policy_of(), cluster).cycle().targets
     assert reasons_of(twice)["Effective"][1] == "HistoryCountedTwice"
     assert scheduler_queue_objects.BASE in cluster.get(QUEUE, "a")["metadata"]["annotations"]
-    usage = policy_of(targets={"kai": {"mode": "usage", "apply": "enforce", "endpoint": "http://a:9091"}})
+    usage = policy_of(targets={"fake": {"usage": True, "apply": "enforce"}})
     (target,) = controller_of(usage, cluster).cycle().targets
     assert reasons_of(target)["Effective"][1] == "UsageOnly"
     assert [o.apply.value for o in target.outcomes] == [1.0, 1.0, 1.0]
@@ -164,7 +165,7 @@ def test_a_turn_goes_on_over_a_restart(
     groups = [gang("a", "running", 16), gang("a", "next", 0), gang("b", "first", 0)]
     cluster = either_of([*queues, *groups, INSTALLED])
     accountant.spend(a=1.0)
-    policy = policy_of([{"name": n, "refs": [f"kai:{n}"]} for n in "ab"], turns={"min_turn": "1h"})
+    policy = policy_of([{"name": n, "refs": [f"fake:{n}"]} for n in "ab"], turns={"min_turn": "1h"})
 
     def cycle() -> dict[str, Any]:
         (target,) = controller_of(policy, cluster, status_object=WHERE).cycle().targets
@@ -195,13 +196,13 @@ def test_a_write_is_ours_alone_and_notes_the_base(three: MemoryCluster, accounta
 
 
 def test_a_contested_field_keeps_no_queue_back(three: MemoryCluster, accountant: Any, controller_of: Make) -> None:
-    taken = {**three.get(QUEUE, "b"), "spec": {"resources": {"gpu": {"overQuotaWeight": 3, "quota": 0, "limit": -1}}}}
+    taken = {**three.get(QUEUE, "b"), "spec": {"weight": 3, "quota": 0, "limit": -1}}
     three.put(taken, field_manager="argocd")
     accountant.spend(a=1.0)
     report = controller_of(policy_of(), three).cycle()
     assert results_of(report) == {"a": "applied", "b": "contested", "c": "applied"}
     assert weights_in(three)["b"] == 3
-    assert conditions_of(report)["kai.Available"] == ("False", "Contested")
+    assert conditions_of(report)["fake.Available"] == ("False", "Contested")
     (target,) = report.targets
     assert "argocd" in target.degraded["Contested"]
     (recorded,) = [d for d in accountant.decisions if d.subject == "b"]
@@ -236,7 +237,7 @@ def test_an_operators_change_is_the_base(three: MemoryCluster, accountant: Any, 
 def _set_unowned(cluster: MemoryCluster, name: str, weight: float) -> None:
     """Let another client overwrite the weight without keeping ownership; its entry is then dropped."""
     obj = cluster.get(QUEUE, name)
-    obj["spec"]["resources"]["gpu"]["overQuotaWeight"] = weight
+    obj["spec"]["weight"] = weight
     for entry in obj["metadata"]["managedFields"]:
         entry["fieldsV1"].pop("f:spec", None)
     cluster.delete(QUEUE, name)
@@ -291,12 +292,12 @@ def test_a_queue_let_go_is_said_and_given_back(either_of: Make, accountant: Acco
     policies = [policy_of()]
     controller = controller_of(policies[0], cluster, reload=lambda: policies[-1], status_object=StatusObject())
     controller.cycle()
-    policies.append(policy_of([{"name": name, "refs": (f"kai:{name}",)} for name in "bc"]))
+    policies.append(policy_of([{"name": name, "refs": (f"fake:{name}",)} for name in "bc"]))
     controller._reload_policy()
     report = controller.later()
     mapped = condition(report.targets[0], "Mapped")
     assert (mapped.status, mapped.reason, mapped.message) == ("False", "WeightsLeftBehind", SAYS)
-    assert [event.message for event in report.events if event.reason == "WeightsLeftBehind"] == [f"kai: {SAYS}"]
+    assert [event.message for event in report.events if event.reason == "WeightsLeftBehind"] == [f"fake: {SAYS}"]
 
     before = weights_in(cluster)
     assert [o.result for o in release_weights(policies[-1], cluster, left_behind=True)] == ["applied"]
@@ -309,6 +310,7 @@ def test_a_queue_let_go_is_said_and_given_back(either_of: Make, accountant: Acco
 @pytest.mark.parametrize(
     ("ref", "kind", "spec", "published"),
     [
+        ("fake", QUEUE, {"weight": 0.5}, 0.5),
         *((name, *cases.LEFT_BEHIND) for name, cases in plugin_cases("fairshare", "object_cases").items()),
     ],
 )
@@ -329,10 +331,10 @@ def test_weights_of_another_named_policy_stay(either_of: Make, accountant: Accou
     """Two policies publish to one cluster; the first releases a queue."""
     cluster: Cluster = either_of([queue_object(name) for name in "abxy"])
     accountant.spend(a=0.8, x=0.2)
-    first, second = (policy_of([{"name": n, "refs": (f"kai:{n}",)} for n in names]) for names in ("ab", "xy"))
+    first, second = (policy_of([{"name": n, "refs": (f"fake:{n}",)} for n in names]) for names in ("ab", "xy"))
     for policy in (first, second):
         controller_of(policy, cluster).cycle()
-    smaller = policy_of([{"name": "b", "refs": ("kai:b",)}])
+    smaller = policy_of([{"name": "b", "refs": ("fake:b",)}])
 
     def carrying() -> list[str]:
         return sorted(o["metadata"]["name"] for o in cluster.list(QUEUE) if carries_annotations(o))
@@ -348,7 +350,7 @@ def test_the_command_gives_back_what_was_left_alone(tmp_path: Path, capsys: Caps
     noted = scheduler_queue_objects.WeightAnnotations(1.0, 0.5, None, 0, "f" * 16).annotations()
     objects = [queue_object("a", 0.5, annotations=noted), queue_object("b", 0.5, annotations=noted)]
     (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(objects))
-    (tmp_path / "policy.yaml").write_text("queues: [{name: b, refs: [kai:b]}]")
+    (tmp_path / "policy.yaml").write_text("queues: [{name: b, refs: [fake:b]}]")
     call = ["release", "--policy", str(tmp_path / "policy.yaml"), "--objects", str(tmp_path / "cluster.yaml")]
     assert main([*call, "--left-behind", "--dry-run", "--output", "csv"]) == 0
-    assert [line.split(",")[:3] for line in capsys.readouterr().out.splitlines()[1:]] == [["kai", "a", "a"]]
+    assert [line.split(",")[:3] for line in capsys.readouterr().out.splitlines()[1:]] == [["fake", "a", "a"]]

@@ -18,8 +18,8 @@ OTHERS = "other-namespace"
 
 
 def test_a_gang_of_another_namespace_is_joined_by_no_label_and_no_annotation() -> None:
-    group = {"scheduling.k8s.io/group-name": f"{OTHERS}/g", "pod-group-name": f"{OTHERS}/g"}
-    for scheduler in ("default-scheduler", "kai-scheduler", *(cases.PLACES[0] for cases in SCHEDULERS)):
+    group = {"scheduling.k8s.io/group-name": f"{OTHERS}/g", "fake.gputally.dev/pod-group": f"{OTHERS}/g"}
+    for scheduler in ("default-scheduler", "fake-scheduler", *(cases.PLACES[0] for cases in SCHEDULERS)):
         for metadata in (
             {"labels": {GANG_LABEL: f"{OTHERS}/g"}},
             {"annotations": group | {"kueue.x-k8s.io/workload": f"{OTHERS}/w"}},
@@ -36,15 +36,15 @@ def test_a_gang_of_another_namespace_is_joined_by_no_label_and_no_annotation() -
 
 
 def test_a_label_chooses_the_queue_only_where_the_scheduler_has_none() -> None:
-    labels = {QUEUE_LABEL: "b", "kai.scheduler/queue": "a"}
-    assert pod_of("kai-scheduler", labels=labels).ref == "kai:a"
+    labels = {QUEUE_LABEL: "b", "fake.gputally.dev/queue": "a"}
+    assert pod_of("fake-scheduler", labels=labels).ref == "fake:a"
     assert pod_of(labels=labels).ref == "policy:b"
 
 
 def test_hints_about_preemption_concern_the_pod_that_has_them() -> None:
     assert pod_of(labels={SPOT_LABEL: "true"}).spot
-    for cases in SCHEDULERS:
-        assert pod_of("kai-scheduler", annotations=cases.PROTECTED).disruptable
+    for cases in (each for each in SCHEDULERS if each.PROTECTED):
+        assert pod_of("fake-scheduler", annotations=cases.PROTECTED).disruptable
         assert not pod_of(cases.PLACES[0], annotations=cases.PROTECTED).disruptable
     never, other = pod_object("never", annotations={OPT_OUT: "never"}), pod_object("other")
     check = EvictionCheck(MemoryCluster(KINDS, [never, other]))

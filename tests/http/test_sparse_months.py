@@ -51,11 +51,13 @@ from gputally.base.clock import VirtualClock
 from gputally.base.money import exact_sum
 from gputally.base.plugins import usable
 from gputally.base.units import MS_PER_DAY
-from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
+from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.server.https_server import serve
 from tests.exports.format_cases import TEXT, cases_of
+from tests.fairshare import samples
 from tests.fairshare.scheduler_kinds import KINDS
-from tests.fairshare.web.controller_pages import quick, sample
+from tests.fairshare.web.controller_pages import quick
+from tests.fake_scheduler import fake_scheduler as fake_scheduler
 from tests.http.addresses import FIGURES, NO_FIGURES, address
 from tests.http.conftest import (
     NOW_MS,
@@ -69,6 +71,8 @@ from tests.http.conftest import (
 from tests.plugin_cases import plugin_cases
 from tests.plugins.installed import fake_channels
 
+pytestmark = pytest.mark.usefixtures("fake_scheduler")
+
 PRICES = (
     "schema: 1\ncurrency: EUR\nrows:\n  - {id: h100, model: H100, price: 2.40, per: gpu-hour,"
     " valid_from: 2026-01-01, source: contract, as_of: 2026-01-01, basis: gpu-only}\n"
@@ -81,9 +85,9 @@ period."""
 MONTH, BEFORE = "2026-12", "2026-11"
 POLICY = Policy.model_validate(
     {
-        "queues": [{"name": team, "team": team, "refs": [f"kai:{team}"]} for team in ("vision", "speech")],
+        "queues": [{"name": team, "team": team, "refs": [f"fake:{team}"]} for team in ("vision", "speech")],
         "budgets": [{"name": "vision's", "team": "vision", "limit": "100.00", "currency": "EUR"}],
-        "targets": {"kai": {"mode": "weight"}},
+        "targets": {"fake": {"mode": "weight"}},
     }
 )
 
@@ -165,7 +169,7 @@ def controllers_pages(service: Service, clock: VirtualClock, folder: Path) -> di
     """Return the pages of a controller that asks this accountant, by route, and what it explains of budgets."""
     scene, policy = ReportCache(), folder / "policy-of-controller.yaml"
     policy.write_text(POLICY.model_dump_json())
-    cluster = MemoryCluster(KINDS, load_objects(sample("cluster.yaml"), KINDS))
+    cluster = MemoryCluster(KINDS, samples.cluster_objects())
     with serve(service.app, "127.0.0.1", 0) as url, AccountantApi(url) as api:
         controller = Controller(
             POLICY, api, cluster, clock, observe=lambda report: scene.observe(report, POLICY), term=lambda: ALONE

@@ -25,6 +25,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.errors import ClusterRefused, ClusterUnavailable, VersionGone
 from gputally.base.pod_stop import LONGEST_MESSAGE, PodStop, bounded
 from gputally.kubernetes.list_watch import PAGE, PAUSE_SECONDS, NamedObject, Reflector
+from gputally.kubernetes.scheduler_plugins import schedulers
 from tests.inventory.memory_api_server import PATHS, UNREACHABLE, FakeApi, node, owner, pod
 from tests.plugin_cases import plugin_cases
 
@@ -502,35 +503,45 @@ def refs(inventory: ClusterInventory, clock: VirtualClock) -> dict[str, str]:
     return {fact.name: fact.queue_ref for _, fact in facts}
 
 
-def test_a_pod_group_says_more_than_a_label(api, inventory, clock):
+GROUPING = [(cases.PLACES[0], *cases.GROUP) for cases in plugin_cases("fairshare").values()]
+"""A scheduler's name, and the kind, name, annotations of pods and reference of a group that names their queue."""
+
+
+@pytest.mark.parametrize(("scheduler", "kind", "group", "annotations", "ref"), GROUPING)
+def test_a_pod_group_says_more_than_a_label(api, inventory, clock, scheduler, kind, group, annotations, ref):
     """The scheduler uses it; on a pod of another scheduler it means nothing."""
-    api.put("KaiGroup", thing("g", {"queue": "research"}))
-    grouped, others = {"pod-group-name": "g"}, {}
-    for name, cases in plugin_cases("fairshare").items():
-        kind, group, annotations, others[name] = cases.GROUP
-        api.put(kind, thing(group, {"queue": "batch"}))
-        api.put("Pod", pod(name, scheduler=cases.PLACES[0], annotations=annotations))
-    api.put("Pod", pod("a", scheduler="kai-scheduler", annotations=grouped))
-    api.put("Pod", pod("b", scheduler="kai-scheduler", annotations=grouped, labels={"kai.scheduler/queue": "mine"}))
-    api.put("Pod", pod("c", annotations=grouped))
-    api.put("Pod", pod("e", "other", scheduler="kai-scheduler", annotations=grouped))
+    api.put(kind, thing(group, {"queue": "batch"}))
+    label = {next(iter(pod_queue_keys(scheduler))): "mine"}
+    api.put("Pod", pod("a", scheduler=scheduler, annotations=annotations))
+    api.put("Pod", pod("b", scheduler=scheduler, annotations=annotations, labels=label))
+    api.put("Pod", pod("c", annotations=annotations))
+    api.put("Pod", pod("e", "other", scheduler=scheduler, annotations=annotations))
     inventory.sync()
-    assert refs(inventory, clock) == {"a": "kai:research", "b": "kai:research", "c": "", "e": "", **others}
+    assert refs(inventory, clock) == {"a": ref, "b": ref, "c": "", "e": ""}
 
 
-def test_a_group_made_after_its_pod(api, inventory, clock):
-    api.put("Pod", pod("a", scheduler="kai-scheduler", annotations={"pod-group-name": "g"}))
+def pod_queue_keys(scheduler):
+    """The labels in which a pod of this scheduler names its queue."""
+    return next(
+        one.pods.keys for one in schedulers().values() if one.pods and scheduler in (one.pods.scheduler_names or ())
+    )
+
+
+@pytest.mark.parametrize(("scheduler", "kind", "group", "annotations", "ref"), GROUPING)
+def test_a_group_made_after_its_pod(api, inventory, clock, scheduler, kind, group, annotations, ref):
+    prefix = ref.partition(":")[0]
+    api.put("Pod", pod("a", scheduler=scheduler, annotations=annotations))
     api.put("Pod", pod("b"))
     inventory.sync()
     assert refs(inventory, clock) == {"a": "", "b": ""}
-    api.put("KaiGroup", thing("g", {"queue": "research"}))
+    api.put(kind, thing(group, {"queue": "batch"}))
     inventory.follow()
-    assert refs(inventory, clock) == {"a": "kai:research"}
-    api.put("KaiGroup", thing("g", {"queue": "moved"}))
+    assert refs(inventory, clock) == {"a": ref}
+    api.put(kind, thing(group, {"queue": "moved"}))
     api.drop("Pod", "b")
     inventory.follow()
-    assert refs(inventory, clock) == {"a": "kai:moved", "b": ""}
-    api.drop("KaiGroup", "g")
+    assert refs(inventory, clock) == {"a": f"{prefix}:moved", "b": ""}
+    api.drop(kind, group)
     api.drop("Pod", "a")
     inventory.follow()
     assert refs(inventory, clock).keys() == {"a"}

@@ -90,7 +90,7 @@ def test_the_job_of_a_pod(case):
     assert job(chain(owners), labels) == expected
 
 
-@pytest.mark.parametrize("key", ["pod-group-name", *(key for one in SCHEDULERS for key in one.GROUP[2])])
+@pytest.mark.parametrize("key", [key for one in SCHEDULERS for key in one.GROUP[2]])
 def test_pods_without_an_owner_may_be_tied_by_a_group(key):
     assert job((), {}, {key: "pg"}) == "PodGroup/pg"
     assert job(chain("Job/j"), {}, {key: "pg"}) == "Job/j"

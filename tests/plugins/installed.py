@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,10 +34,12 @@ def install(folder: Path, package: str, entry_points: Mapping[str, Mapping[str, 
 
 @contextmanager
 def on_the_path(folder: Path) -> Iterator[None]:
-    """Have a folder on the path until the block ends. Packages must be installed before a plug-in is looked for."""
+    """Have a folder on the path of this process, and of those that it starts, until the block ends. Packages must be
+    installed before a plug-in is looked for."""
     try:
         with pytest.MonkeyPatch.context() as patched:
             patched.syspath_prepend(folder)
+            patched.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
             _forget()
             yield
     finally:

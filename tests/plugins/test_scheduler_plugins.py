@@ -23,7 +23,6 @@ from fairshare.controller.policy_file import advice, policy_of_document
 from fairshare.controller.weight_writer import release_weights
 from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import TargetQueue
-from fairshare.schedulers.kai.kinds import QUEUE
 from fairshare.targets import guard
 from fairshare.targets.installed import adapters, kinds
 from fairshare.web.policy_form import PolicyText, draft, form_of, scalars
@@ -40,8 +39,9 @@ from gputally.kubernetes.pod_queue_labels import queue_ref, refs_of_levels
 from gputally.kubernetes.scheduler_plugins import left_out, schedulers
 from gputally.testing import schedulers as suite
 from gputally.testing.fake_accountant import Accountant
+from gputally.testing.fake_scheduler import ENTRY_POINTS, QUEUE, QUEUE_KEY, SCHEDULER_NAME, queue_object, setup_object
 from tests.docs.code_blocks import PAGES
-from tests.fairshare.builders import node_object, queue_object, shard_object
+from tests.fairshare.builders import node_object
 from tests.inventory.memory_api_server import FakeApi, pod
 from tests.plugins.installed import install
 
@@ -51,10 +51,10 @@ ADAPTER += "\n\nclass Mute(Exception):\n    def __str__(self):\n        raise Sy
 go = threading.Event()
 """Ends an adapter that hangs."""
 Spoil = tuple[str, str]
-KAI = "__import__('fairshare.schedulers.kai.kinds').schedulers.kai.kinds.QUEUE"
+OTHERS = "__import__('gputally.testing.fake_scheduler').testing.fake_scheduler.QUEUE"
 GANGS = "__import__('gputally').kubernetes.scheduler_plugins.PodGangKeys"
 READ = "observation = read_queues(found, read_lane)"
-STRANGE = f"{{name: replace(one, kind={KAI}) for name, one in observation.queues.items()}}"
+STRANGE = f"{{name: replace(one, kind={OTHERS}) for name, one in observation.queues.items()}}"
 LANE = Kind("lanes.example.com/v1", "Lane", "lanes")
 KINDS = (LANE, replace(LANE, kind="LaneSetup", plural="lanesetups"))
 HANGS = (
@@ -72,6 +72,7 @@ def lanes(folder: Path) -> Iterator[Callable[..., None]]:
         for old, new in changes:
             assert any(old in text for text in texts.values())
             texts = {name: text.replace(old, new) for name, text in texts.items()}
+        install(folder, "gputally-fake-scheduler", ENTRY_POINTS)
         install(folder, "gputally-lanes", {"gputally.schedulers": {"lanes": "lanes_scheduler:SCHEDULER"}}, **texts)
 
     go.clear()
@@ -89,11 +90,11 @@ SETUP = lane("default", "LaneSetup", order="weighted")
 
 
 def cycle(cluster: MemoryCluster) -> dict[str, TargetReport]:
-    names = {"blue": "lanes:blue", "red": "lanes:red", "a": "kai:a", "b": "kai:b"}
+    names = {"blue": "lanes:blue", "red": "lanes:red", "a": "fake:a", "b": "fake:b"}
     policy = Policy.model_validate(
         {
             "queues": [{"name": name, "refs": [ref]} for name, ref in names.items()],
-            "targets": {"lanes": {"apply": "enforce"}, "kai": {"apply": "enforce"}},
+            "targets": {"lanes": {"apply": "enforce"}, "fake": {"apply": "enforce"}},
             "bounds": {"interval": 0},
         }
     )
@@ -104,8 +105,8 @@ def cycle(cluster: MemoryCluster) -> dict[str, TargetReport]:
 
 
 def objects() -> list[Any]:
-    kai = [queue_object("a"), queue_object("b"), shard_object(kValue=0), node_object(gpus=16)]
-    return [lane("blue"), lane("red"), SETUP, *kai]
+    others = [queue_object("a"), queue_object("b"), setup_object(), node_object(gpus=16)]
+    return [lane("blue"), lane("red"), SETUP, *others]
 
 
 def test_a_scheduler_of_another_package_gets_weights_and_its_pods_are_billed(lanes: Callable[..., None]) -> None:
@@ -137,15 +138,15 @@ def test_a_scheduler_of_another_package_gets_weights_and_its_pods_are_billed(lan
         (("own_queue=own_queue", f"own_queue=own_queue, gangs={GANGS}('Lane', 'gang', leaders=((),))"), "leaders"),
         (("own_queue=own_queue", f"own_queue=own_queue, gangs={GANGS}('Lane', 'gang', leaders=(('l',),))"), "leaders"),
         (("PodQueueLabels((", "PodQueueLabels(None and ("), "keys"),
-        (('prefixes=("lanes",)', 'prefixes=("lanes", "kai")'), "kai"),
-        (("kinds=((LANE,),", f"kinds=((LANE,), ({KAI},),"), "Queue"),
+        (('prefixes=("lanes",)', 'prefixes=("lanes", "fake")'), "fake"),
+        (("kinds=((LANE,),", f"kinds=((LANE,), ({OTHERS},),"), "Queue"),
         (("kinds=((LANE,),", 'kinds=((LANE,), (Kind("v1", "Pod", "pods"),),'), "Pod"),
         (('    prefixes = ("lanes",)', '    prefixes = ("lanes",)\n    stop = object()'), "stop"),
         (('    prefixes = ("lanes",)', '    prefixes = ("lanes",)\n    most_writes = None'), "most_writes"),
         (("    settings = LanesSection", "    settings = None"), "settings"),
         ((READ, f"{READ}; observation = replace(observation, left_behind={STRANGE})"), "Queue"),
         ((READ, f"{READ}; observation = replace(observation, gangs=tuple({STRANGE}.values()))"), "Queue"),
-        (("ObjectQuery((LANE,), required", f"ObjectQuery((LANE, {KAI}), required"), "Queue"),
+        (("ObjectQuery((LANE,), required", f"ObjectQuery((LANE, {OTHERS}), required"), "Queue"),
         (("target_queue(lane, LANE,", "target_queue(lane, None,"), "lanes"),
     ],
 )  # fmt: skip
@@ -153,20 +154,20 @@ def test_a_scheduler_that_fails_is_named_and_stops_no_other(
     lanes: Callable[..., None], change: Spoil, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lanes(change)
-    if says == "no end":
-        monkeypatch.setattr(guard, "MOST_CALLS_S", 0.1)
+    if says == "no end":  # the other scheduler is of another package too, and needs its time
+        monkeypatch.setattr(guard, "MOST_CALLS_S", 1.0)
     cluster = MemoryCluster(dict.fromkeys((*kinds(), *KINDS)), objects())
     targets = cycle(cluster)
     ((reason, text),) = targets["lanes"].degraded.items()
     assert reason == "PluginFailed"
     assert "lanes" in text
     assert says in text
-    assert {outcome.result for outcome in targets["kai"].outcomes} == {"applied"}
-    assert cluster.get(QUEUE, "a")["spec"]["resources"]["gpu"]["overQuotaWeight"] != 1
+    assert {outcome.result for outcome in targets["fake"].outcomes} == {"applied"}
+    assert cluster.get(QUEUE, "a")["spec"]["weight"] != 1
     assert [obj["spec"] for obj in cluster.list(LANE)] == [{"weight": 10}] * 2
     document = parse("{targets: {lanes: {setup: x}}, queues: [{name: a}]}", "policy.yaml")
     policy_of_document(document)
-    assert queue_ref("ns", "kai-scheduler", {"kai.scheduler/queue": "a"}) == "kai:a"
+    assert queue_ref("ns", SCHEDULER_NAME, {QUEUE_KEY: "a"}) == "fake:a"
 
 
 def test_a_call_that_hangs_is_not_repeated_until_it_has_ended(
@@ -467,8 +468,8 @@ def test_a_stored_policy_is_read_although_the_scheduler_of_a_section_is_not_inst
 def test_weights_are_given_back_although_the_plug_in_of_another_scheduler_is_broken(lanes: Callable[..., None]) -> None:
     lanes(("        lanes = seen.get(LANE, ())", "        1 / 0"))
     cluster = MemoryCluster(kinds(), objects())
-    assert {outcome.result for outcome in cycle(cluster)["kai"].outcomes} == {"applied"}
-    policy = Policy.model_validate({"queues": [{"name": "x", "refs": ["lanes:x"]}, {"name": "a", "refs": ["kai:a"]}]})
+    assert {outcome.result for outcome in cycle(cluster)["fake"].outcomes} == {"applied"}
+    policy = Policy.model_validate({"queues": [{"name": "x", "refs": ["lanes:x"]}, {"name": "a", "refs": ["fake:a"]}]})
     unread: dict[str, ClusterError] = {}
     outcomes = release_weights(policy, cluster, unread=unread.__setitem__)
     assert {(outcome.apply.name, outcome.result) for outcome in outcomes} == {("a", "applied")}

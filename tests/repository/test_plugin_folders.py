@@ -81,40 +81,9 @@ def within(module: str, folder: str) -> bool:
     return module == folder or module.startswith(f"{folder}.")
 
 
-MIXED = {
-    "fairshare.schedulers.kai": {
-        "docs/accountant_of_pages.py",
-        "docs/cluster_of_pages.py",
-        "doctor/real/test_doctor.py",
-        "doctor/test_command.py",
-        "doctor/test_scheduler_checks.py",
-        "fairshare/builders.py",
-        "fairshare/observations.py",
-        "fairshare/real/chart_roles.py",
-        "fairshare/real/test_cluster_interface.py",
-        "fairshare/real/test_controller.py",
-        "fairshare/real_api_server.py",
-        "fairshare/test_api_client.py",
-        "fairshare/test_cluster_capacity.py",
-        "fairshare/test_condition_reasons.py",
-        "fairshare/test_control_loop.py",
-        "fairshare/test_faults_at_writes.py",
-        "fairshare/test_gpu_demand.py",
-        "fairshare/test_http_server.py",
-        "fairshare/test_memory_cluster.py",
-        "fairshare/test_mig_parts.py",
-        "fairshare/test_unreadable_objects.py",
-        "fairshare/test_weight_writer.py",
-        "fairshare/test_weights_by_hand.py",
-        "plugins/test_scheduler_plugins.py",
-    },
-}
-"""Modules below tests/ in which this scheduler stands for any scheduler, or has cases beside those of others: without
-the folder they cannot be imported. The list gets shorter."""
-
-
 def test_no_test_imports_from_a_plug_in_but_its_own() -> None:
-    """Tests of a plug-in are in folders of its name, `tests/**/NAME/`, which go with it; benchmarks may use it."""
+    """Tests of a plug-in are in folders of its name, `tests/**/NAME/`, which go with it; benchmarks may use it. Where a
+    test needs any scheduler, there is `gputally.testing.fake_scheduler`."""
     imports = {
         path.relative_to(ROOT): imported(path)
         for path in sorted((ROOT / "tests").rglob("*.py"))
@@ -131,7 +100,7 @@ def test_no_test_imports_from_a_plug_in_but_its_own() -> None:
             if not any((ROOT / module).is_relative_to(place) for place in own)
             and any(within(name, place) for name in names for place in gone)
         }
-    assert found == {(folder, module) for folder, modules in MIXED.items() for module in modules}
+    assert found == set()
 
 
 PARTS = [f"{seam.removeprefix('gputally.')}.{name}" for seam in SEAMS for name in POINTS[seam]]

@@ -19,10 +19,11 @@ from gputally.server.one_address import OneAddress
 from gputally.server.tokens_and_grants import Principal, Scope, new_token
 from tests import empty_ledger
 from tests.fairshare.web.controller_pages import NOW_MS, stage
+from tests.fake_scheduler import fake_scheduler as fake_scheduler
 from tests.http.addresses import FIGURES, NO_FIGURES
 
 PAGE = {"Accept": "text/html", "Host": "127.0.0.1"}
-pytestmark = pytest.mark.usefixtures("logs")
+pytestmark = [pytest.mark.usefixtures("logs"), pytest.mark.usefixtures("fake_scheduler")]
 ROLES: dict[str, tuple[tuple[Scope, ...], tuple[str, ...] | None]] = {
     "reader": (("read",), None),
     "admin": (("admin",), None),

@@ -24,11 +24,12 @@ from gputally.server.tokens_and_grants import AuthorityUnavailable, new_token
 from tests import empty_ledger
 from tests.fairshare.web.browser_sessions import callers, key
 from tests.fairshare.web.controller_pages import NOW_MS, stage
+from tests.fake_scheduler import fake_scheduler as fake_scheduler
 from tests.fakes.provider import Provider, provider
 
 HERE = "https://gpus.example"
 PAGE = {"Accept": "text/html"}
-pytestmark = pytest.mark.usefixtures("logs")
+pytestmark = [pytest.mark.usefixtures("logs"), pytest.mark.usefixtures("fake_scheduler")]
 
 
 @dataclass

@@ -25,17 +25,9 @@ from fairshare.targets.weight_plan import look_at
 from fairshare.usage.cluster_capacity import NothingToDivide, ServingNodes, target_capacity
 from gputally.base.units import MS_PER_HOUR
 from gputally.kubernetes.objects import GPU, NODE, POD, PRIORITY_CLASS, Object, duration_s, quantity
-from tests.fairshare.builders import (
-    cluster_of,
-    node_object,
-    object_of,
-    pod_group,
-    pod_object,
-    policy_of,
-    queue_object,
-    shard_object,
-)
+from tests.fairshare.builders import node_object, object_of, pod_object
 from tests.fairshare.conftest import Make
+from tests.fairshare.kai.objects import kai_cluster, kai_policy, pod_group, queue_object, shard_object
 from tests.fairshare.observations import condition, pods_of, reasons_of
 
 SHARES = SCHEDULER.shares
@@ -55,7 +47,7 @@ def test_no_quantities(text: object) -> None:
     assert quantity(text) is None
 
 
-A = policy_of([{"name": "a", "refs": ["kai:a"]}])
+A = kai_policy([{"name": "a", "refs": ["kai:a"]}])
 
 
 def test_a_queue_is_read_with_what_we_noted_on_it() -> None:
@@ -102,7 +94,7 @@ def test_only_the_weight_and_our_annotations_are_patched() -> None:
 
 def test_queues_find_their_objects_and_the_rest_is_left_alone(seen_of: Make) -> None:
     refs = {"a": ["kai:one"], "b": ["kai:two", "kai:three"], "c": ["kai:four"], "d": ["kueue:ns/d"]}
-    policy = policy_of([{"name": name, "refs": of} for name, of in (refs | {"e": ["kai:broken"]}).items()])
+    policy = kai_policy([{"name": name, "refs": of} for name, of in (refs | {"e": ["kai:broken"]}).items()])
     objects = [queue_object(name) for name in ("one", "two", "three", "stranger")]
     seen = seen_of(KaiAdapter(), policy, [*objects, queue_object("broken", -2)])
     assert (set(seen.queues), set(seen.standings)) == ({"a"}, {"a"})
@@ -115,7 +107,7 @@ def test_queues_find_their_objects_and_the_rest_is_left_alone(seen_of: Make) -> 
 
 
 def test_where_a_queue_differs_from_the_policy_is_said(seen_of: Make) -> None:
-    policy = policy_of(
+    policy = kai_policy(
         [{"name": "dept", "refs": ["kai:d"]}, {"name": "a", "parent": "dept", "deserved": 4, "refs": ["kai:a"]}]
     )
     same = seen_of(KaiAdapter(), policy, [queue_object("d"), queue_object("a", quota=4, parent="d")])
@@ -158,7 +150,7 @@ def _arguments(**given: str) -> dict[str, Any]:
     ],
 )
 def test_history_must_not_count_twice(seen_of: Make, spec: dict[str, Any], status: str, says: str) -> None:
-    seen = seen_of(KaiAdapter(), policy_of(), [*map(queue_object, "abc"), shard_object(**spec)])
+    seen = seen_of(KaiAdapter(), kai_policy(), [*map(queue_object, "abc"), shard_object(**spec)])
     found = condition(seen, "Effective")
     assert found.status == status
     assert says in found.message
@@ -307,11 +299,11 @@ def test_a_shard_is_told_how_to_read_usage() -> None:
     elsewhere = usage_read([shard_object(**good)], "http://accountant:9091")
     assert (elsewhere.status, elsewhere.reason) == ("False", "UsageNotRead")
     assert "reads usage from http://a:9091, not from http://accountant:9091" in elsewhere.message
-    usage = policy_of(targets={"kai": {"mode": "usage"}}, k=2.0, window={"size": "7d", "half_life": "1d"})
+    usage = kai_policy(targets={"kai": {"mode": "usage"}}, k=2.0, window={"size": "7d", "half_life": "1d"})
     advised = KaiAdapter().configuration(usage, "http://accountant:8080")
     assert usage_read([shard_object(**advised)], "http://accountant:8080").status == "True"
     assert advised["usageDBConfig"]["usageParams"]["halfLifePeriod"] == "86400s"
-    assert KaiAdapter().configuration(policy_of(), "") == {"kValue": 0}
+    assert KaiAdapter().configuration(kai_policy(), "") == {"kValue": 0}
 
 
 def _class(name: str, value: int, **fields: Any) -> dict[str, Any]:
@@ -345,7 +337,7 @@ def test_priority_is_that_of_the_class(seen_of: Make, classes: list[Any], spec: 
 
 def test_without_the_right_to_read_classes_only_kais_own_are_known() -> None:
     for name, expected in (("train", True), ("build", False), ("gold", False)):
-        cluster = cluster_of([queue_object("a"), _pod_group(minMember=1, priorityClassName=name)], [POD_GROUP])
+        cluster = kai_cluster([queue_object("a"), _pod_group(minMember=1, priorityClassName=name)], [POD_GROUP])
         seen = look_at(KaiAdapter(), A, cluster)
         assert [gang.preemptible for gang in seen.gangs] == [expected]
 
@@ -468,7 +460,7 @@ def test_a_gang_whose_pods_with_gpus_end_is_none(seen_of: Make) -> None:
         KaiAdapter(), A, [queue_object("a"), pod_group(requested=1, spec={"minMember": 2})], members
     ).gangs
     objects = [queue_object("a"), pod_group(spec={"minMember": 1})]
-    assert not look_at(KaiAdapter(), A, cluster_of(objects, [POD_GROUP]), members[:1]).gangs
+    assert not look_at(KaiAdapter(), A, kai_cluster(objects, [POD_GROUP]), members[:1]).gangs
 
 
 def test_members_of_subgroups_without_gpus_count(seen_of: Make) -> None:
@@ -482,7 +474,7 @@ def test_subgroups_of_one_name_count_once() -> None:
     names = ["", *(f"level-{i}" for i in range(60))]
     nested = [_subgroup(name, parent) for parent, name in pairwise(names) for _ in range(2)]
     spec = {"subGroups": [*nested, _subgroup("worker", names[-1], minMember=1)]}
-    cluster = cluster_of([queue_object("a"), _pod_group(**spec)], [POD_GROUP])
+    cluster = kai_cluster([queue_object("a"), _pod_group(**spec)], [POD_GROUP])
     (gang,) = look_at(KaiAdapter(), A, cluster, [_member("w", "worker", 1)]).gangs
     assert gang.minimum == 1.0
 
@@ -517,9 +509,9 @@ def test_gpu_memory_is_of_unknown_size_where_no_node_says_how_large_its_gpus_are
 
 
 def test_modes() -> None:
-    assert KaiAdapter().mode(policy_of()) == "enforce"
-    assert KaiAdapter().mode(policy_of(apply="dry-run")) == "dry-run"
-    assert KaiAdapter().mode(policy_of(targets={"kai": {"mode": False}})) == "off"
+    assert KaiAdapter().mode(kai_policy()) == "enforce"
+    assert KaiAdapter().mode(kai_policy(apply="dry-run")) == "dry-run"
+    assert KaiAdapter().mode(kai_policy(targets={"kai": {"mode": False}})) == "off"
 
 
 def test_unreadable_weight_annotations_are_none() -> None:
@@ -558,7 +550,7 @@ def due(either_of: Make, accountant: Any, controller_of: Make) -> Make:
     def make(objects: Sequence[Object], pods: Sequence[Object] = (), **policy: Any) -> Any:
         accountant.nodes = {"n1", "n2"}
         read = tuple(pod for obj in pods if (pod := read_pod(obj)) is not None)
-        wanted = policy_of(**{"k": 0, **policy})
+        wanted = kai_policy(**{"k": 0, **policy})
         (target,) = controller_of(wanted, either_of(objects), pods=lambda: read).cycle().targets
         return target, {each.queue: each.gpus for each in target.entitlements}
 
@@ -590,7 +582,7 @@ def test_a_division_by_shards_is_computed_again_from_its_record(due: Make, accou
     assert gpus == {"a": 3.0, "b": 5.0, "c": 8.0}
     assert {each.queue: each.usage_ratio for each in target.entitlements} == {"a": 0.6, "b": 0.2, "c": 1.0}
     inputs = next(each for each in accountant.decisions if each.subject == "*")
-    computed = replay_weights(policy_of(k=1), inputs)
+    computed = replay_weights(kai_policy(k=1), inputs)
     assert computed.entitlements == target.entitlements
     assert computed.weights == target.weights
 
@@ -644,7 +636,7 @@ def test_a_gang_finds_room_on_nodes_of_its_own_pool_alone(due: Make) -> None:
         pod["metadata"]["labels"] = {"kai.scheduler/queue": queue}
         waiting.append(pod)
     target, _ = due([*_queues("c"), *(pod_group(f"g{queue}", queue) for queue in "ac"), *TWO_POOLS], waiting)
-    here = preemption_inputs(policy_of(k=0), "kai", target.gangs, target.entitlements, TWO_POOLS[:2], (), 0)
+    here = preemption_inputs(kai_policy(k=0), "kai", target.gangs, target.entitlements, TWO_POOLS[:2], (), 0)
     assert here.usable == {"PodGroup/ns/ga": ("n1",), "PodGroup/ns/gc": ("n2",)}
 
 
@@ -679,7 +671,7 @@ def test_annotations_are_read_as_kai_reads_them(annotations: dict[str, str], gpu
 
 def test_queues_without_their_parent_are_dropped_as_kai_drops_them() -> None:
     names = ("a", "b", "c", "d")
-    policy = policy_of([{"name": name, "refs": [f"kai:{name}"]} for name in names])
+    policy = kai_policy([{"name": name, "refs": [f"kai:{name}"]} for name in names])
     pools = {"labels": {POOL_LABEL: "p"}}
     queues = [
         queue_object("a", parent="org"), queue_object("org"), queue_object("b", parent="gone"),
@@ -739,10 +731,10 @@ def test_what_kai_protects_is_no_victim_of_a_queue_that_protects_nothing(
         return object_of(POD, name, spec, status, uid=f"p-{name}", labels=labels, annotations=notes)
 
     pods = [pod("a1", "n0"), pod("a2", "n0"), pod("b1", "")]
-    cluster = cluster_of([*queues, *groups, shard_object(kValue=0), node_object(gpus=8), *pods], [POD_GROUP, POD])
+    cluster = kai_cluster([*queues, *groups, shard_object(kValue=0), node_object(gpus=8), *pods], [POD_GROUP, POD])
     names = [{"name": name, "deserved": 4, "parent": "root", "refs": [f"kai:{name}"]} for name in "ab"]
     rules = {"mode": "dry-run", "wait": 0, "min_runtime": 0}
-    policy = policy_of([{"name": "root", "refs": ["kai:root"]}, *names], preemption=rules)
+    policy = kai_policy([{"name": "root", "refs": ["kai:root"]}, *names], preemption=rules)
     accountant.spend(a=0.5, b=0.1)
     (target,) = controller_of(policy, cluster, pods=lambda: pods_of(cluster)).cycle().targets
     (verdict,) = target.preemption.verdicts
@@ -767,10 +759,10 @@ def test_work_that_kai_starts_only_within_the_quotas_takes_no_room_beyond_them(
         pod_group("a1", "a", requested=4, spec={"minMember": 1, "preemptibility": "preemptible"}),
         pod_group("b1", "b", requested=8, spec={"minMember": 1, "preemptibility": preemptibility}),
     ]
-    cluster = cluster_of([*queues, *groups, shard_object(kValue=0), node_object(gpus=8)], [POD_GROUP, POD])
+    cluster = kai_cluster([*queues, *groups, shard_object(kValue=0), node_object(gpus=8)], [POD_GROUP, POD])
     names = [{"name": n, "deserved": d, "parent": "root", "refs": [f"kai:{n}"]} for n, d in (("a", 0), ("b", 8))]
     rules = {"mode": "dry-run", "wait": 0, "min_runtime": 0}
-    policy = policy_of([{"name": "root", "refs": ["kai:root"]}, *names], preemption=rules)
+    policy = kai_policy([{"name": "root", "refs": ["kai:root"]}, *names], preemption=rules)
     (target,) = controller_of(policy, cluster).cycle().targets
     assert {verdict.claimant: verdict.outcome for verdict in target.preemption.verdicts} == outcomes
 
@@ -786,7 +778,7 @@ def test_durations_of_the_kubernetes_api(text: object, seconds: float | None) ->
 def test_shares_in_mode_usage_follow_the_shards_own_k_and_window(accountant: Any, controller_of: Make) -> None:
     """Two queues of weight 1 on 16 GPUs; a used 13/16 of the window, so its part is 0.5 + 1 x (0.5 - 0.8125)."""
     queues = [{"name": name, "refs": [f"kai:{name}"]} for name in "ab"]
-    policy = policy_of(queues, k=0, targets={"kai": {"mode": "usage", "apply": "enforce"}})
+    policy = kai_policy(queues, k=0, targets={"kai": {"mode": "usage", "apply": "enforce"}})
     params = {"windowSize": "1d12h", "halfLifePeriod": "12h"}
     database = {"clientType": "prometheus", "connectionString": "http://usage", "usageParams": params}
     shard = shard_object(kValue=1, usageDBConfig=database)
@@ -794,7 +786,7 @@ def test_shares_in_mode_usage_follow_the_shards_own_k_and_window(accountant: Any
     answer = accountant.window
     accountant.window = lambda spec, *more: (windows.append(spec), answer(spec, *more))[1]
     accountant.spend(a=13 / 16, b=3 / 16)
-    cluster = cluster_of([queue_object("a"), queue_object("b"), shard, node_object(gpus=16)])
+    cluster = kai_cluster([queue_object("a"), queue_object("b"), shard, node_object(gpus=16)])
     (target,) = controller_of(policy, cluster).cycle().targets
     assert [each.gpus for each in target.entitlements] == [3, 13]
     assert windows[-1] == WindowSpec(size=129_600, half_life=43_200)
@@ -835,7 +827,7 @@ def _tried(pool: str = "default", number: str = "1") -> dict[str, Any]:
 def test_what_kai_does_not_start_claims_nothing(
     spec: dict[str, Any], conditions: list[dict[str, Any]], waits_in_vain: bool
 ) -> None:
-    policy = policy_of([{"name": "org", "refs": ["kai:org"]}, {"name": "a", "parent": "org", "refs": ["kai:a"]}])
+    policy = kai_policy([{"name": "org", "refs": ["kai:org"]}, {"name": "a", "parent": "org", "refs": ["kai:a"]}])
     group = pod_group("g", requested=1, spec={"minMember": 1, "queue": "a", **spec})
     group["status"]["schedulingConditions"] = conditions
     seen = {QUEUE: [queue_object("a", parent="org"), queue_object("org")], POD_GROUP: [group]}

@@ -6,8 +6,7 @@ import pytest
 
 from fairshare.schedulers.kai.plugin import SCHEDULER as KAI
 from gputally.testing.schedulers import SchedulerSite, SchedulerSuite
-from tests.fairshare.builders import queue_object, shard_object
-from tests.fairshare.scheduler_objects import DATABASE
+from tests.fairshare.kai.objects import DATABASE, queue_object, shard_object
 
 
 class TestKai(SchedulerSuite):

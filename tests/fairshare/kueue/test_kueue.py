@@ -35,12 +35,12 @@ from fairshare.targets.weight_plan import look_at
 from gputally.base.errors import ClusterRefused
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, fixed_point, quantity
+from tests.fairshare.aliases import ALIASES
 from tests.fairshare.builders import node_object, object_of, pod_object, policy_of
 from tests.fairshare.conftest import NOW_MS, Accountant, Make
 from tests.fairshare.kueue.objects import V1BETA1, V1BETA2, configured
 from tests.fairshare.observations import condition, reasons_of
 from tests.fairshare.scheduler_kinds import KINDS
-from tests.fairshare.scheduler_objects import ALIASES
 
 CQ, COHORT, LQ, WORKLOAD = (kinds[0] for kinds in (CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, WORKLOADS))
 SINCE = "2026-10-01T00:00:00Z"

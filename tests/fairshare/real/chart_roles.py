@@ -1,5 +1,4 @@
-"""Installs the chart's roles on a real API server, and creates KAI queues with the fields that KAI's controller
-writes."""
+"""Installs the chart's roles on a real API server."""
 
 from __future__ import annotations
 
@@ -9,10 +8,6 @@ from typing import Any
 import helm_python
 import yaml
 
-from fairshare.schedulers.kai.kinds import QUEUE
-from gputally.kubernetes.api_client import KubernetesCluster
-from gputally.kubernetes.objects import Cluster
-from tests.fairshare.builders import queue_object
 from tests.real.controlplane import ApiServer
 
 CHART = Path(__file__).parents[3] / "helm" / "gputally"
@@ -42,15 +37,3 @@ def install(server: ApiServer, folder: Path, space: str, values: dict[str, Any])
     request = {"spec": {"audiences": ["https://localhost"]}}
     answer = server.request("POST", f"{paths['ServiceAccount']}/{account}/token", request)
     return server.kubeconfig_for(answer["status"]["token"], folder)
-
-
-def add_queues(real: Cluster, *names: str, weight: float | None = None) -> None:
-    """Create KAI queues; a weight of None is left unset."""
-    for name in names:
-        wanted = queue_object(name, weight=weight)
-        real.apply({k: v for k, v in wanted.items() if k != "status"}, field_manager="gitops")
-        real.apply({**wanted, "spec": {"resources": {"gpu": {}}}}, field_manager="kai", subresource="status")
-
-
-def weights_of(real: KubernetesCluster, *names: str) -> list[float]:
-    return [real.get(QUEUE, name)["spec"]["resources"]["gpu"].get("overQuotaWeight", 0) for name in names]

@@ -13,8 +13,9 @@ from fairshare.explain.what_if_simulation import Comparison
 from fairshare.usage.accountant_client import AccountantApi
 from fairshare.web.what_if_worker import Cancelled, PreviewFailed, PreviewOrder, PreviewWorker, ProgressCallback
 from gputally.base.errors import FairshareError
+from gputally.base.yaml_file import parse
+from tests.fairshare import samples
 from tests.fairshare.conftest import NOW_MS
-from tests.fairshare.web.controller_pages import sample
 from tests.reports import niceness_at_import
 
 pytestmark = pytest.mark.real
@@ -35,7 +36,7 @@ def report(order: PreviewOrder, client: AccountantApi, told: ProgressCallback) -
 
 
 def order(days: int) -> PreviewOrder:
-    policy = policies.load(sample("policy.yaml"))[0]
+    policy = policies.policy_of_document(parse(samples.policy_text(), "policy.yaml"))
     return PreviewOrder(policy, policy.model_copy(update={"k": 1.5}), days, NOW_MS)
 
 

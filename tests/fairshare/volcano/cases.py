@@ -48,3 +48,5 @@ MENDED = [
      "HistoryCountedTwice", EDIT + "take `- name: fairshare` out of volcano-scheduler.conf"),
 ]  # fmt: skip
 MENDED_QUEUE = VOLCANO_QUEUE
+# What the policy says of the target beside its mode.
+MENDED_TARGET: dict[str, str] = {}

@@ -23,11 +23,11 @@ from fairshare.targets.whole_stop import PREEMPTION
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD, Cluster
+from tests.fairshare.aliases import ALIASES
 from tests.fairshare.builders import node_object, object_of, pod_object, policy_of
 from tests.fairshare.conftest import NOW_MS, Make
 from tests.fairshare.observations import condition
 from tests.fairshare.scheduler_kinds import KINDS
-from tests.fairshare.scheduler_objects import ALIASES
 from tests.fairshare.volcano.objects import volcano
 
 LATER_MS, BEFORE = 1_893_456_000_000, "2029-12-31T12:00:00Z"

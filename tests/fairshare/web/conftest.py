@@ -13,25 +13,25 @@ from tests.fairshare.web.controller_pages import Stage, stage
 from tests.fakes.provider import provider
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def open_stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     """Read-only pages without sign-in."""
     return stage(tmp_path_factory.mktemp("open"))
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     return stage(tmp_path_factory.mktemp("guarded"), guarded=True, writable=True)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def login() -> Iterator[Login]:
     clock = VirtualClock(NOW_MS)
     with provider(clock) as running:
         yield running, clock
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def replicas(tmp_path_factory: pytest.TempPathFactory, login: Login) -> PageContext:
     return site_in(tmp_path_factory.mktemp("site"), *login)
 

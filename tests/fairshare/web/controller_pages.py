@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import unescape
-from importlib.resources import as_file, files
 from math import sin
 from pathlib import Path
 from typing import Any
@@ -33,22 +32,17 @@ from fairshare.web.what_if_worker import Preview, PreviewOrder, Previews, Progre
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantUnavailable
 from gputally.base.units import MS_PER_HOUR, US_PER_HOUR
-from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
+from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.server.sign_in import FORM_TOKEN, SignInService
 from gputally.server.tokens_and_grants import TokenFile, new_token
 from tests.deadlines import CALM_S, until
+from tests.fairshare import samples
 from tests.fairshare.conftest import NOW_MS, Accountant
 from tests.fairshare.scheduler_kinds import KINDS
 
 USED = {"research": 0.52, "vision": 0.33, "language": 0.19, "robotics": 0.05, "serving": 0.2, "students": 0.13}
 """Parts of the window's capacity; a queue's contain its children's."""
 LEAVES = ("vision", "language", "robotics", "serving", "students")
-
-
-def sample(name: str) -> Path:
-    """Read a sample file of the product."""
-    with as_file(files("fairshare") / "samples" / name) as path:
-        return path
 
 
 def settled(previews: Previews, key: str, calm_s: float = CALM_S) -> Preview:
@@ -194,7 +188,7 @@ class Stage:
 
 def published_sample() -> str:
     """Return the sample policy with weights that are published, and at every cycle."""
-    text = sample("policy.yaml").read_text()
+    text = samples.policy_text()
     return text.replace("    mode: usage\n", "    mode: weight\n").replace("interval: 3h", "interval: 0s")
 
 
@@ -222,7 +216,7 @@ def stage(
     accountant.capacity = 64 * 64 * US_PER_HOUR  # 64 GPUs; the window's half-life leaves some 64 hours of its week
     accountant.spend(**USED)
     scene = ReportCache()
-    cluster = MemoryCluster(KINDS, load_objects(sample("cluster.yaml"), KINDS))
+    cluster = MemoryCluster(KINDS, samples.cluster_objects())
     policy: Policy = policies.load(file)[0]
     controller = Controller(
         policy, accountant, cluster, clock, observe=lambda report: scene.observe(report, policy), pods=lambda: pods,

@@ -269,7 +269,7 @@ def test_a_queue_belongs_to_a_team_with_all_that_is_below_it(context: PageContex
 
 
 def test_without_a_queue_of_theirs_a_lead_is_told_so(tmp_path: Path, login: Login) -> None:
-    others = "queues:\n  - {name: research, refs: ['kai:research'], team: other}\n"
+    others = "queues:\n  - {name: research, refs: ['fake:research'], team: other}\n"
     here = signing_in(tmp_path, callers(tmp_path, login[0]), text=others, cycles=1)
     session = SIGNER.encode_session(
         Session(login[0].url, "ann", ("leads",), "id", here.clock.wall_ms()), here.clock.wall_ms(), 60

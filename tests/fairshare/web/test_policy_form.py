@@ -30,9 +30,9 @@ from fairshare.web.policy_form import (
     with_new_row,
 )
 from gputally.base.yaml_file import parse
-from tests.fairshare.web.controller_pages import sample
+from tests.fairshare import samples
 
-SAMPLE = sample("policy.yaml").read_text()
+SAMPLE = samples.policy_text()
 
 
 def standing(text: str = SAMPLE) -> PolicyText:
@@ -76,7 +76,7 @@ def test_what_a_file_leaves_out_is_added_where_it_belongs() -> None:
     form = fill(fill_row(form_of(standing()), 1, limit="32"), usage__clusters="prod, west")
     found = draft(standing(), form)
     assert found.edited
-    assert '    refs: ["kai:vision"]\n    limit: 32\n' in found.text
+    assert '    refs: ["fake:vision"]\n    limit: 32\n' in found.text
     assert "usage:" in found.text
     assert found.text.count("#") == SAMPLE.count("#")
 
@@ -89,12 +89,12 @@ def test_emptied_fields_take_their_line_away() -> None:
 
 def test_queues_come_and_go() -> None:
     form = fill_row(form_of(standing()), 5, gone=True)
-    form = fill_row(with_new_row(form), 6, name="a: b", parent="research", weight="2", refs="kai:ab, kueue:x/y")
+    form = fill_row(with_new_row(form), 6, name="a: b", parent="research", weight="2", refs="fake:ab, kueue:x/y")
     found = draft(standing(), form)
     assert found.edited
-    assert "  - {name: 'a: b', parent: research, weight: 2, refs: ['kai:ab', 'kueue:x/y']}\n" in found.text
+    assert "  - {name: 'a: b', parent: research, weight: 2, refs: ['fake:ab', 'kueue:x/y']}\n" in found.text
     assert [each["name"] for each in PolicyText.of(found.text, "x").queues][-1] == "a: b"
-    assert "kai:students" not in found.text
+    assert "fake:students" not in found.text
     # Its budget is left without a queue: said where the budget stands.
     (fault,) = found.faults
     assert (fault.field, fault.message) == ("budgets", "budget 'students-hours' names the unknown queue 'students'")
@@ -178,7 +178,7 @@ queues:
     weight: 1  # c's
 
     # of its refs
-    refs: [ "kai:c" ]
+    refs: [ "fake:c" ]
   # after all
 # of the bounds
 bounds: {max_multiplier:   2.0,
@@ -251,7 +251,7 @@ def policies(draw: st.DrawFn) -> Policy:
             QueuePolicy(
                 name=name, parent=parent, deserved=draw(GPUS), weight=draw(GPUS),
                 limit=draw(st.sampled_from([-1.0, 8.0, 0.5])), priority=draw(st.integers(-5, 500)),
-                refs=tuple(draw(st.sampled_from([[], [f"kai:q{n}"], [f"kai:q{n}", f"kueue:x/y{n}"]]))),
+                refs=tuple(draw(st.sampled_from([[], [f"fake:q{n}"], [f"fake:q{n}", f"kueue:x/y{n}"]]))),
             )
         )  # fmt: skip
     plain = {
@@ -327,7 +327,7 @@ EVERYTHING = """# all that a policy may say
 window: {kind: tumbling, size: 7d, start: 2026-10-01T00:00:00Z, half_life: 2d, decay: slurm, calc_period: 5m,
          gpu_weights: {H100: 2.5, A100: 1}}
 targets:
-  kai: {mode: off}
+  fake: {mode: off}
   kueue:
     mode: weight  # as before
     apply: enforce
@@ -402,7 +402,7 @@ def test_a_part_with_a_structure_changes_alone() -> None:
         ("preemption.classes", "- {name: x", "line:1:"),
         ("preemption.quota", "perhaps", "must be true or false"),
         ("window.start", "tomorrow", "must be a date and time"),
-        ("targets.kai.mode", "loud", "give 'weight', 'usage' or 'off'"),
+        ("targets.fake.mode", "loud", "give 'weight' or 'off'"),
     ],
 )
 def test_what_is_wrong_in_a_part_is_said_beside_it(field: str, text: str, message: str) -> None:

@@ -49,10 +49,11 @@ from fairshare.web.svg_plots import PlotLine
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantUnavailable, SettingsFault
 from gputally.base.units import MS_PER_HOUR, US_PER_HOUR
-from gputally.kubernetes.memory_cluster import MemoryCluster, load_objects
+from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP
 from gputally.server.https_server import serve
 from gputally.server.tokens_and_grants import new_token
+from tests.fairshare import samples
 from tests.fairshare.builders import object_of
 from tests.fairshare.conftest import NOW_MS, Make
 from tests.fairshare.scheduler_kinds import KINDS
@@ -64,7 +65,6 @@ from tests.fairshare.web.controller_pages import (
     addresses,
     ask,
     published_sample,
-    sample,
     stage,
     text,
     usage_line,
@@ -280,9 +280,9 @@ def test_a_decision_tells_what_changed_the_weight_since_the_one_before(tmp_path:
         assert words in second
 
 
-def test_kais_formula_is_written_out(tmp_path: Path) -> None:
-    queues = "  - {name: a, weight: 3, refs: ['kai:research']}\n  - {name: b, refs: ['kai:robotics']}\n"
-    source = f"k: 2\ntargets: {{kai: {{mode: weight}}}}\nqueues:\n{queues}"
+def test_the_formula_is_written_out(tmp_path: Path) -> None:
+    queues = "  - {name: a, weight: 3, refs: ['fake:research']}\n  - {name: b, refs: ['fake:robotics']}\n"
+    source = f"k: 2\ntargets: {{fake: {{mode: weight}}}}\nqueues:\n{queues}"
     here = stage(tmp_path, text=source, cycles=0)
     here.accountant.spend(a=0.5, b=0.1)
     here.controller.cycle()
@@ -306,7 +306,7 @@ def test_without_the_accountant_its_own_memory_is_shown(tmp_path: Path) -> None:
 
 
 def test_hostile_names_are_text_everywhere(tmp_path: Path) -> None:
-    source = f"queues:\n  - name: {HOSTILE!r}\n    refs: ['kai:research']\n    team: {HOSTILE!r}\n"
+    source = f"queues:\n  - name: {HOSTILE!r}\n    refs: ['fake:research']\n    team: {HOSTILE!r}\n"
     here = stage(tmp_path, text=source.replace("\\'", "''"), cycles=2)
     one = next(each for each in here.accountant.decisions if each.subject == HOSTILE)
     pages = [
@@ -400,7 +400,7 @@ def test_composed_from_settings_with_tokens_and_an_act_that_is_told(tmp_path: Pa
         policy=here.file, pages_listen="127.0.0.1:0", pages_tokens=listed, pages_apply="file",
         url="http://127.0.0.1:1", status_namespace="gputally",
     )  # fmt: skip
-    cluster = MemoryCluster(KINDS, load_objects(sample("cluster.yaml"), KINDS))
+    cluster = MemoryCluster(KINDS, samples.cluster_objects())
     with (
         structlog.testing.capture_logs() as logged,
         AccountantApi(settings.url) as client,
@@ -445,7 +445,7 @@ def test_a_weights_state_is_what_became_of_it(tmp_path: Path) -> None:
     made = {"applied": "published", "would-apply": "tried", "contested": "trouble", "deferred": "trouble"}
     for result, state in made.items():
         outcomes = (WriteOutcome(apply, result, "owned by helm"),)
-        target = TargetReport("kai", "enforce", standings={apply.queue: Standing(8, 4, 1.0)}, outcomes=outcomes)
+        target = TargetReport("fake", "enforce", standings={apply.queue: Standing(8, 4, 1.0)}, outcomes=outcomes)
         changed = queue_pages.targets(snapshot.policy, replace(snapshot.report, targets=(target,)))[0]
         row = next(each for each in changed.rows if each.name == apply.queue)
         assert row.state == state
@@ -460,12 +460,12 @@ def test_samples_are_thinned_bounded_and_forgotten_with_their_queue(here: Stage)
     for n in range(MOST_SAMPLES + 10):
         scene.observe(replace(snapshot.report, at_ms=n * EVERY_MS), snapshot.policy)
         scene.observe(replace(snapshot.report, at_ms=n * EVERY_MS + 1), snapshot.policy)
-    found = scene.samples("kai", "vision")
+    found = scene.samples("fake", "vision")
     assert len(found) == MOST_SAMPLES
     assert found[-1].at_ms == (MOST_SAMPLES + 9) * EVERY_MS
     smaller = snapshot.policy.model_copy(update={"queues": snapshot.policy.queues[:1]})
     scene.observe(snapshot.report, smaller)
-    assert scene.samples("kai", "vision") == ()
+    assert scene.samples("fake", "vision") == ()
 
 
 def test_plots_say_in_words_what_they_show_and_keep_names_in_their_place() -> None:

@@ -36,11 +36,12 @@ from gputally.kubernetes.leader_election import Election, LeaseTimes, Term
 from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, POD
 from tests.deadlines import until
-from tests.fairshare.builders import object_of, policy_of
+from tests.fairshare.builders import object_of
 from tests.fairshare.conftest import Make
 from tests.fairshare.fixed_answers_server import serving, window_of
+from tests.fairshare.kai.objects import kai_policy
+from tests.fairshare.kai.on_a_server import add_queues, weights_of
 from tests.fairshare.observations import results_of
-from tests.fairshare.real.chart_roles import add_queues, weights_of
 from tests.fairshare.real.conftest import Request
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.fakes.fault_proxy import Fault, fault_proxy
@@ -49,7 +50,7 @@ from tests.real.controlplane import ADMIN_TOKEN, ApiServer, frozen, killed
 
 pytestmark = pytest.mark.real
 STATUS = StatusObject("gputally", "gputally-fairshare")
-CASES = plugin_cases("fairshare", "object_cases")
+CASES = {name: cases for name, cases in plugin_cases("fairshare", "object_cases").items() if name != "kai"}
 
 
 @contextmanager
@@ -88,7 +89,7 @@ def test_the_charts_rights_suffice(
     ]  # fmt: skip
     enforce = {"apply": "enforce"}
     targets = {"kai": enforce, **{name: enforce | cases.TARGET for name, cases in CASES.items()}}
-    policy = policy_of(queues, targets=targets)
+    policy = kai_policy(queues, targets=targets)
     accountant.spend(a=0.5, c=0.3)
     pods: list[Any] = []
     mine.scan(POD, pods.append)
@@ -155,7 +156,7 @@ def test_an_admission_policy_refuses_one(
             return False
 
         until(denied, "the policy is not in force")
-        policy = policy_of([{"name": f"vap-{x}", "refs": [f"kai:vap-{x}"]} for x in "abc"])
+        policy = kai_policy([{"name": f"vap-{x}", "refs": [f"kai:vap-{x}"]} for x in "abc"])
         accountant.spend(**{"vap-a": 0.5})
         report = controller_of(policy, real, status_object=StatusObject("default", "vap")).cycle()
         assert results_of(report) == {"vap-a": "refused", "vap-b": "applied", "vap-c": "applied"}
@@ -175,7 +176,7 @@ def test_an_api_server_that_is_killed(
 ) -> None:
     """Cycles meanwhile report it and decide nothing; later cycles, and the watch of pods, continue by themselves."""
     add_queues(real, "fz-a", "fz-b")
-    policy = policy_of([{"name": f"fz-{x}", "refs": [f"kai:fz-{x}"]} for x in "ab"])
+    policy = kai_policy([{"name": f"fz-{x}", "refs": [f"kai:fz-{x}"]} for x in "ab"])
     accountant.spend(**{"fz-a": 0.9, "fz-b": 0.1})
     used = KubernetesCluster.connect(KINDS, server.kubeconfig, timeout_s=5.0)
     where = StatusObject("default", "fz")
@@ -331,7 +332,7 @@ def test_a_standby_goes_on_where_the_leader_ended(
     real: KubernetesCluster, accountant: Any, controller_of: Make
 ) -> None:
     add_queues(real, "sb-a", "sb-b")
-    policy = policy_of([{"name": f"sb-{x}", "refs": [f"kai:sb-{x}"]} for x in "ab"])
+    policy = kai_policy([{"name": f"sb-{x}", "refs": [f"kai:sb-{x}"]} for x in "ab"])
     accountant.spend(**{"sb-a": 0.9, "sb-b": 0.1})
     where = StatusObject("default", "standby")
     acting = {"first": True}

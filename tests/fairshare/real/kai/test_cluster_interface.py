@@ -20,9 +20,10 @@ from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, EVENT, POD, Cluster, Event
 from tests.deadlines import until
-from tests.fairshare.builders import object_of, policy_of, shard_object
+from tests.fairshare.builders import object_of
 from tests.fairshare.conftest import Make
-from tests.fairshare.real.chart_roles import add_queues
+from tests.fairshare.kai.objects import kai_policy, shard_object
+from tests.fairshare.kai.on_a_server import add_queues
 from tests.fairshare.real.conftest import Request
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.real.controlplane import PLAIN_TOKEN, ApiServer, controller_manager
@@ -60,7 +61,7 @@ def test_a_cycle_publishes_weights_on_the_real_server(server: ApiServer, account
     add_queues(cluster, *"abc", weight=1)
     cluster.apply(shard_object(kValue=0), field_manager="gitops")
     accountant.spend(a=0.7, b=0.2, c=0.1)
-    controller = controller_of(policy_of(k=1.0), cluster, status_object=StatusObject("default", "gputally-fairshare"))
+    controller = controller_of(kai_policy(k=1.0), cluster, status_object=StatusObject("default", "gputally-fairshare"))
     blocked = controller.cycle()
     assert {o.result for t in blocked.targets for o in t.outcomes} == {"contested"}
     assert {_gpu(cluster.get(QUEUE, queue))["overQuotaWeight"] for queue in "abc"} == {1}
@@ -128,7 +129,7 @@ def test_a_field_is_taken_over_as_it_stands_and_no_other_way(cluster: Cluster, n
 
 def test_adopting_makes_a_contested_weight_ours(cluster: Cluster, name: str) -> None:
     cluster.apply(_queue(name, 2), field_manager="argocd-controller")
-    policy = policy_of([{"name": "a", "refs": [f"kai:{name}"]}])
+    policy = kai_policy([{"name": "a", "refs": [f"kai:{name}"]}])
     (tried,) = adopt(policy, cluster, dry_run=True)
     (taken,) = adopt(policy, cluster, queue="a")
     assert (tried.result, taken.result) == ("would-apply", "applied")

@@ -29,7 +29,8 @@ from tests.chaos.accountant_process import GONE, AccountantProcess, assert_exact
 from tests.chaos.replica_pair import Pair, two_accountants
 from tests.deadlines import Deadline, patience_s, until
 from tests.fairshare.fixed_answers_server import serving, window_of
-from tests.fairshare.real.chart_roles import add_queues, install, weights_of
+from tests.fairshare.kai.on_a_server import add_queues, weights_of
+from tests.fairshare.real.chart_roles import install
 from tests.fairshare.real_api_server import served
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.fakes.fault_proxy import Fault, FaultProxy, fault_proxy
