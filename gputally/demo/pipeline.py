@@ -9,8 +9,8 @@ accountant and the controller from hour to hour.
 No step waits in real time. The agents and the accountant have processes of their own. While the accountant books an
 hour, the controller works on the hour before, and the machines simulate the next one.
 
-In place of KAI's queue controller, the module writes into `Queue.status` what queues hold and request. In place of
-KAI's scheduler, it reads `overQuotaWeight`. The module does not change weights."""
+In place of the played scheduler's programs, the module writes into the status of its queues what they hold and request,
+and reads their weights. It does not change weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ import httpx2
 from accountant.wire.policy_models import Policy
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.schedulers.kai.kinds import CONFIG, POD_GROUP, QUEUE, SHARD
 from fairshare.simulator.engine_state import QueueState
 from fairshare.simulator.simulation_model import (
     WHOLE,
@@ -45,6 +44,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR
 from gputally.demo.closed_month import close_month, month_to_close
 from gputally.demo.ground_truth import TrueTotals
+from gputally.demo.played_scheduler import player
 from gputally.demo.scenario import Scenario
 from gputally.demo.worker_processes import (
     AccountantConfig,
@@ -62,24 +62,21 @@ NODE_CONTROLLER = "kubelet"
 
 
 class ControlPlane:
-    """A `MemoryCluster` with the queues, the nodes and KAI's shard."""
+    """A `MemoryCluster` with the queues, the nodes and the played scheduler's settings."""
 
     def __init__(
         self, nodes: Sequence[SimulatedNodeSpec], policy: Policy, weights: Mapping[str, float] | None = None
     ) -> None:
         """weights: the present weights of queues; None: those of the policy."""
-        self.cluster = MemoryCluster([QUEUE, SHARD, POD_GROUP, CONFIG, NODE, CONFIG_MAP])
+        self._player = player()
+        self._queue = self._player.kinds[0]
+        self.cluster = MemoryCluster([*self._player.kinds, NODE, CONFIG_MAP])
         self._nodes = {node.name: node for node in nodes}
         self._states: dict[str, QueueState] = {}
         for queue in policy.queues:
-            gpu = {
-                "quota": queue.deserved,
-                "overQuotaWeight": (weights or {}).get(queue.name, queue.weight),
-                "limit": queue.limit,
-            }
-            spec: dict[str, Any] = {"priority": queue.priority, "resources": {"gpu": gpu}}
-            self._put(QUEUE.api_version, QUEUE.kind, queue.name, spec)
-        self._put(SHARD.api_version, SHARD.kind, "default", {"kValue": 0})
+            spec = self._player.queue_spec(queue, (weights or {}).get(queue.name, queue.weight))
+            self._put(self._queue.api_version, self._queue.kind, queue.name, spec)
+        self.cluster.load([self._player.settings()])
         for node in nodes:
             self._put(NODE.api_version, NODE.kind, node.name, {})
             self.node_ready(node.name, ready=True)
@@ -94,23 +91,16 @@ class ControlPlane:
         self._put_status(NODE.api_version, NODE.kind, name, status, NODE_CONTROLLER)
 
     def report(self, states: Mapping[str, QueueState]) -> None:
-        """Write the changed queue states, as KAI's queue controller does."""
+        """Write the changed queue states, as the scheduler's controller does."""
         for name, state in sorted(states.items()):
             if self._states.get(name) != state:
-                amounts = {
-                    "requested": {GPU: str(state.requested)},
-                    "allocated": {GPU: str(state.allocated)},
-                    "allocatedNonPreemptible": {GPU: str(state.allocated_non_preemptible)},
-                }
-                self._put_status(QUEUE.api_version, QUEUE.kind, name, amounts, QUEUE_CONTROLLER)
+                amounts = self._player.queue_status(state.requested, state.allocated, state.allocated_non_preemptible)
+                self._put_status(self._queue.api_version, self._queue.kind, name, amounts, QUEUE_CONTROLLER)
         self._states = dict(states)
 
     def weights(self) -> dict[str, float]:
-        """Return the present over-quota weights of the Queue objects."""
-        return {
-            queue["metadata"]["name"]: float(queue["spec"]["resources"]["gpu"]["overQuotaWeight"])
-            for queue in self.cluster.list(QUEUE)
-        }
+        """Return the present weights of the queues' objects."""
+        return {queue["metadata"]["name"]: self._player.weight(queue) for queue in self.cluster.list(self._queue)}
 
     def _put(self, api_version: str, kind: str, name: str, spec: Mapping[str, Any]) -> None:
         obj: Object = {"apiVersion": api_version, "kind": kind, "metadata": {"name": name}, "spec": spec}
@@ -331,8 +321,9 @@ class Pipeline:
             self.resent += sent if self._accountant.call("ack_was_lost") else 0
 
     def _control(self, hour: int, states: Mapping[str, QueueState], progress: Callable[[int], None]) -> None:
-        """Run KAI's queue controller, gputally's controller and KAI's scheduler, in this order. states: the queues at
-        the end of the hour."""
+        """Run the scheduler's controller of queues, gputally's controller and the scheduler, in this order.
+
+        states: the queues at the end of the hour."""
         self._clock.advance_to(self._after(hour))
         self.plane.report(states)
         report = self.controller.cycle()

@@ -23,6 +23,7 @@ from gputally.demo import cluster_and_workload
 from gputally.demo.cluster_and_workload import TEAMS, FaultPlan
 from gputally.demo.ground_truth import GroundTruth, TrueTotals
 from gputally.demo.options import DAYS, MOST_DAYS, DemoOptions
+from gputally.demo.played_scheduler import played, queue_ref
 
 WINDOW_S = 7 * MS_PER_DAY // 1000
 K = 5.0
@@ -63,9 +64,9 @@ def _policy(rows: Sequence[tuple[str, float, float]]) -> Policy:
         k=K,
         min_coverage=0.98,
         bounds=Bounds(min_multiplier=0.2, max_multiplier=4.0),
-        targets=Targets.model_validate({"kai": {"mode": "weight", "apply": "enforce"}}),
+        targets=Targets.model_validate({played().section: {"mode": "weight", "apply": "enforce"}}),
         queues=tuple(
-            QueuePolicy(name=name, deserved=deserved, weight=weight, team=name, refs=(f"kai:{name}",))
+            QueuePolicy(name=name, deserved=deserved, weight=weight, team=name, refs=(queue_ref(name),))
             for name, deserved, weight in rows
         ),
     )

@@ -1,9 +1,8 @@
 """The demo's API server, which has a pod for every job that waits or runs. The accountant's inventory watches it.
 
-The programs that write pods in a real cluster are played here: the controllers of jobs, which create pods, KAI's
+The programs that write pods in a real cluster are played here: the controllers of jobs, which create pods, the
 scheduler, which binds pods and takes GPUs from them, the kubelets, which say how pods ended, and the taint manager.
-They write what the real ones write. KAI writes the condition of an evicted pod if its scheduler runs with
-`--update-pod-eviction-condition`.
+They write what the real ones write.
 
 While a gang waits, it has as few pods as its GPUs need. How many there are in the end is decided when it starts."""
 
@@ -17,7 +16,6 @@ from typing import Any, Final
 from fairshare.simulator.simulation_model import (
     Event,
     OutageBegan,
-    QueueAtReclaim,
     SimulatedJob,
     SimulatedNodeSpec,
     Started,
@@ -25,6 +23,7 @@ from fairshare.simulator.simulation_model import (
     slots_of,
 )
 from gputally.demo.cluster_and_workload import labels_of
+from gputally.demo.played_scheduler import player, pod_marks
 from gputally.demo.simulated_pods import (
     WORKLOADS,
     pod_name,
@@ -39,7 +38,6 @@ from gputally.kubernetes.objects import NODE, POD, Api, Kind, micro_time
 from gputally.kubernetes.pod_stops import DISRUPTION, PREEMPTION
 
 NAMESPACE: Final = Kind("v1", "Namespace", "namespaces", status=False)
-KAI: Final = "kai-scheduler"
 _Pod = dict[str, Any]
 
 
@@ -49,6 +47,8 @@ class SimulatedApiServer:
     def __init__(self, nodes: Sequence[SimulatedNodeSpec], queues: Iterable[str]) -> None:
         self._cluster = MemoryCluster([NAMESPACE, NODE, POD])
         self._queues = frozenset(queues)
+        self._player = player()
+        self._queue_key, self._scheduler = pod_marks()
         self._largest: Counter[str] = Counter()
         """The most slots of each shape on one node."""
         for node in nodes:
@@ -98,12 +98,12 @@ class SimulatedApiServer:
                 "namespace": job.queue,  # a namespace has the name of its team
                 "name": pod_name(job, rank),
                 "uid": pod_uid(job, attempt, rank),
-                "labels": labels_of(job) | ({"kai.scheduler/queue": job.queue} if queued else {}),
+                "labels": labels_of(job) | ({self._queue_key: job.queue} if queued else {}),
                 "creationTimestamp": micro_time(at_ms),
                 "ownerReferences": [owner],
             },
             "spec": {
-                "schedulerName": KAI if queued else "default-scheduler",
+                "schedulerName": self._scheduler if queued else "default-scheduler",
                 "priority": priority_of(job),
                 "containers": [_container(job, gpus)],
             },
@@ -138,7 +138,7 @@ class SimulatedApiServer:
             finished = stop.reason == "finished"
             code, why = (0, "Completed") if finished else (_SIGTERM, "Error")
             if stop.reason == "reclaimed":
-                self._disrupt(pod, at, PREEMPTION, _reclaim_message(pod, stop))
+                self._disrupt(pod, at, PREEMPTION, self._reclaim_message(pod, stop))
             elif node in struck:
                 self._disrupt(pod, at, "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
             elif not struck.isdisjoint(slot.gpu for slot in slots):
@@ -153,6 +153,12 @@ class SimulatedApiServer:
             self._delete(pod)
         if stop.reason != "finished":
             self._create(stop.job, stop.attempt + 1, stop.at_ms)
+
+    def _reclaim_message(self, pod: _Pod, stop: Stopped) -> str:
+        meta = pod["metadata"]
+        return self._player.reclaim_message(
+            f"{meta['namespace']}/{meta['name']}", f"{stop.for_queue}/{stop.for_job}", stop.compared
+        )
 
     def _disrupt(self, pod: _Pod, at: str, reason: str, message: str) -> None:
         condition = {"type": DISRUPTION, "status": "True", "reason": reason, "message": message}
@@ -180,20 +186,3 @@ def _container(job: SimulatedJob, gpus: int) -> dict[str, Any]:
 def _started(pod: _Pod) -> str:
     (container,) = pod["status"]["containerStatuses"]
     return str(container["state"]["running"]["startedAt"])
-
-
-def _reclaim_message(pod: _Pod, stop: Stopped) -> str:
-    """Return what KAI says. Source: KAI-Scheduler pkg/scheduler/api/unschedule_info.go and actions/utils/action.go."""
-    meta = pod["metadata"]
-    taken = f"Pod {meta['namespace']}/{meta['name']} was preempted by workload {stop.for_queue}/{stop.for_job}."
-    return "\n".join([taken, *(_compared(queue) for queue in stop.compared)])
-
-
-def _compared(queue: QueueAtReclaim) -> str:
-    held, quota, share = (
-        f"<GPU: {gpus:g}, CPU: 0 (cores), memory: 0 (GB)>" for gpus in (queue.held, queue.quota, queue.share)
-    )
-    return (
-        f"{queue.name} uses {held} with a quota of {quota}, fair-share of {share} and queue priority of"
-        f" <{queue.priority}>."
-    )

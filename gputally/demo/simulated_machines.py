@@ -43,6 +43,7 @@ from gputally.base.clock import Clock, VirtualClock
 from gputally.base.version import __version__
 from gputally.demo.cluster_and_workload import CLUSTER, REPLICAS, SHARED, devices, labels_of
 from gputally.demo.ground_truth import GroundTruth
+from gputally.demo.played_scheduler import queue_ref
 from gputally.demo.simulated_pods import (
     WORKLOADS,
     pod_name,
@@ -106,7 +107,7 @@ def _pod(
         labels=labels_of(job),
         owners=(Owner(kind, job.id, uid_of(job.id)),),
         workload=f"{kind}/{job.id}",
-        queue_ref=f"kai:{job.queue}" if job.queue in queued else "",
+        queue_ref=queue_ref(job.queue) if job.queue in queued else "",
         priority=priority_of(job),
         requests={resource_of(slots[0].flavour.shape): str(len(slots))},
         created_ms=start.queued_ms,

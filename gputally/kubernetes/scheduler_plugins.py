@@ -223,6 +223,8 @@ class SchedulerPlugin(msgspec.Struct, frozen=True):
         does not.
     own_queue: returns the queue that an object of the first kind defines; None if it is no queue of users.
     workloads: whether the adapter reads workloads, so that victims can be chosen among them.
+    player: where the class is that plays its programs in the demo (`fairshare.targets.scheduler_player`), as
+        `module:Class`; "": the demo cannot play it.
     notes: whether the controller keeps notes for it in a ConfigMap, with `-NAME` after the name of its own.
     rights: the rights in the cluster that it needs, of any program."""
 
@@ -244,6 +246,7 @@ class SchedulerPlugin(msgspec.Struct, frozen=True):
     notes: bool = False
     rights: tuple[Rights, ...] = ()
     settings: str = ""
+    player: str = ""
     files: tuple[SettingFile, ...] = ()
 
     def __post_init__(self) -> None:

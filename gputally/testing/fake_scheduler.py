@@ -62,6 +62,7 @@ SCHEDULER = SchedulerPlugin(
     gangs=PodGangKeys(POD_GROUP.kind, GROUP_KEY),
     shares=SharedGpuKeys(FRACTION_KEY, MEMORY_KEY, DEVICES_KEY, frozenset({RESERVATIONS})),
     own_queue=_own_queue,
+    player="gputally.testing.fake_scheduler_player:FakePlayer",
     rights=(
         Rights(GROUP, "queues", "list patch", "to read demand and write weights"),
         Rights(GROUP, "podgroups", "list", "to read gangs"),

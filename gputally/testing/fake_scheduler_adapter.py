@@ -105,6 +105,7 @@ def _gangs(
         own, others = with_gpus.get(gang_key(obj)), without.get(gang_key(obj), ())
         if queue is None or own == ():
             return None
+        least = max(1, int(spec.get("minMember") or 1))
         status = obj.get("status") or {}
         allocated = gpus(status.get("allocated"), parts.anywhere)
         requested = max(allocated, gpus(status.get("requested"), parts.anywhere))
@@ -116,7 +117,7 @@ def _gangs(
             metadata.get("uid", ""),
             requested,
             allocated,
-            _minimum(max(1, int(spec.get("minMember") or 1)), own) if own else requested,
+            _minimum(least, own) if own else requested,
             max((pod.priority for pod in own or ()), default=0),
             preemptible=spec.get("preemptible") is not False,
             created_ms=min((pod.created_ms for pod in own or () if pod.created_ms is not None), default=None),

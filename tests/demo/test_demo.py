@@ -17,6 +17,7 @@ from rich.console import Console
 
 from gputally.demo.__main__ import main
 from gputally.demo.finished import serve_finished
+from gputally.demo.played_scheduler import pod_marks
 from gputally.demo.results import FILES
 
 
@@ -125,7 +126,7 @@ def test_the_demo_says_which_jobs_wait_for_what_and_by_whom_one_was_stopped_and_
                 (job["id"], one) for job in most for one in browser.get(f"/v1/jobs/{job['id']}").json()["attempts"]
             )
             job, stopped = next((job, one) for job, one in attempts if one["end"] == "preempted")
-            assert stopped["by"] == "kai-scheduler"
+            assert stopped["by"] == pod_marks()[1]
             taken = re.search(r"was preempted by workload ([a-z]+)/([a-z0-9-]+)\.", stopped["reason"])
             assert taken is not None
             assert any(taken[2] in one["job"] for one in stopped["next_holders"])

@@ -28,6 +28,7 @@ from fairshare.simulator.simulation_model import (
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
 from gputally.demo.cluster_and_workload import FaultPlan
 from gputally.demo.pipeline import Pipeline
+from gputally.demo.played_scheduler import played, queue_ref
 from gputally.demo.scenario import START_MS, Scenario
 
 TEAMS = ("research", "speech", "vision")
@@ -39,9 +40,9 @@ def _policy() -> Policy:
     return Policy(
         window=WindowSpec(size=8 * 3600),
         bounds=Bounds(interval=1800),
-        targets=Targets.model_validate({"kai": {"mode": "weight", "apply": "enforce"}}),
+        targets=Targets.model_validate({played().section: {"mode": "weight", "apply": "enforce"}}),
         queues=tuple(
-            QueuePolicy(name=team, weight=weight, deserved=2.0, team=team, refs=(f"kai:{team}",))
+            QueuePolicy(name=team, weight=weight, deserved=2.0, team=team, refs=(queue_ref(team),))
             for team, weight in zip(TEAMS, (1.0, 2.0, 3.0), strict=True)
         ),
     )

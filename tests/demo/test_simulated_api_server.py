@@ -22,6 +22,7 @@ from fairshare.simulator.simulation_model import (
 )
 from gputally.base.clock import VirtualClock
 from gputally.base.pod_stop import PodStop
+from gputally.demo.played_scheduler import pod_marks, queue_ref
 from gputally.demo.simulated_api_server import SimulatedApiServer
 from gputally.demo.simulated_machines import pods_of
 
@@ -55,7 +56,7 @@ def test_a_job_that_was_submitted_waits_for_all_its_gpus() -> None:
     found = Site().told(1_500, [JOB]).values()
     assert sum(int(pod.requests["nvidia.com/gpu"]) for pod in found) == 6
     assert {(pod.namespace, pod.workload, pod.queue_ref) for pod in found} == {
-        ("vision", "PyTorchJob/vision-train-1", "kai:vision")
+        ("vision", "PyTorchJob/vision-train-1", queue_ref("vision"))
     }
     assert {(pod.created_ms, pod.scheduled_ms, pod.node) for pod in found} == {(1_000, None, "")}
 
@@ -73,7 +74,7 @@ def test_the_pods_that_start_are_those_that_waited_and_those_that_the_agents_see
             assert getattr(pod, name) == getattr(seen, name), name
 
 
-def test_who_reclaimed_its_gpus_is_said_as_kai_says_it_and_the_job_waits_again() -> None:
+def test_who_reclaimed_its_gpus_is_said_and_the_job_waits_again() -> None:
     site = Site()
     site.told(3_000, [JOB], STARTED)
     compared = QueueAtReclaim("vision", 6, 2, 4.0, 100), QueueAtReclaim("llm", 0, 2, 4.0, 100)
@@ -81,9 +82,8 @@ def test_who_reclaimed_its_gpus_is_said_as_kai_says_it_and_the_job_waits_again()
     old, new = ([pod for pod in found.values() if (pod.ended_ms is not None) is ended] for ended in (True, False))
     for pod in old:
         assert pod.stop is not None
-        assert (pod.stop.how, pod.stop.by, pod.stop.at_ms) == ("preempted", "kai-scheduler", 9_000)
+        assert (pod.stop.how, pod.stop.by, pod.stop.at_ms) == ("preempted", pod_marks()[1], 9_000)
         assert f"Pod vision/{pod.name} was preempted by workload llm/llm-sft-2." in pod.stop.message
-        assert "fair-share of <GPU: 4," in pod.stop.message
     assert [pod.ended_ms for pod in old] == [9_000, 9_000]
     assert {(pod.created_ms, pod.scheduled_ms, pod.stop) for pod in new} == {(9_000, None, None)}
     assert site.told(10_000, []) == {}

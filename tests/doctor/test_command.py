@@ -185,11 +185,11 @@ def test_accounts_of_the_release_are_asked_about_where_there_are_any(cluster: Me
             }
         ]
     )
-    cluster.refused.add(("scheduling.run.ai", "queues", "patch"))
+    cluster.refused.add(("fake.gputally.dev", "queues", "patch"))
     answers, users = review_rights(cluster, "here")
     assert users == {"fairshare": "system:serviceaccount:metering:tally-fairshare"}
     assert [str(right) for right, allowed in answers["fairshare"].items() if not allowed] == [
-        "patch queues.scheduling.run.ai"
+        "patch queues.fake.gputally.dev"
     ]
     named = [asked for user, asked in cluster.asked if user and asked.get("namespace")]
     assert {asked["namespace"] for asked in named} == {"metering"}

@@ -20,7 +20,12 @@ from urllib.parse import urlencode, urlsplit
 
 import pytest
 
-pytestmark = pytest.mark.timeout(600)
+from gputally.kubernetes.scheduler_plugins import schedulers
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.skipif("kai" not in schedulers(), reason="the digests are of a demo that plays this scheduler"),
+]
 
 CHECKOUT = Path(__file__).parents[2]
 DIGESTS = Path(__file__).with_name("digests.json")

@@ -16,7 +16,6 @@ _INVOICE = "an invoice that is read, not a report that is written"
 _OWNERS = "kinds that own pods"
 _RESOURCE = "a value of the export's column ResourceType"
 _DIVISION = "the division, its order and its rules of reclaim are this scheduler's, named as their source"
-_PLAYED = "the demo plays this scheduler"
 _USAGE = "the accountant's API for this scheduler's usage queries"
 SCHEDULERS = {
     "kueue": {
@@ -43,10 +42,6 @@ SCHEDULERS = {
         "fairshare/simulator/engine_state.py": _DIVISION,
         "fairshare/simulator/scheduler_engine.py": _DIVISION,
         "gputally/base/quantities.py": "an annotation that the agent reads too, and its source",
-        "gputally/demo/pipeline.py": _PLAYED,
-        "gputally/demo/scenario.py": _PLAYED,
-        "gputally/demo/simulated_api_server.py": _PLAYED,
-        "gputally/demo/simulated_machines.py": _PLAYED,
     },
 }
 NAMED_ELSEWHERE = SCHEDULERS | {

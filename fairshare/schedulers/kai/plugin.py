@@ -47,6 +47,7 @@ SCHEDULER = SchedulerPlugin(
         "runai-gpu-group",
     ),
     shard_label="kai.scheduler/node-pool",
+    player="fairshare.schedulers.kai.player:KaiPlayer",
     own_queue=_own_queue,
     rights=(
         Rights("scheduling.run.ai", "queues", "list patch", "to read demand and write weights"),

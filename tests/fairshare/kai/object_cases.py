@@ -96,7 +96,9 @@ DIVIDED = UNWEIGHTED = (QUEUE, queue_object("a")["spec"])
 REFS = [{"name": "own", "refs": ["kai:own"]}]
 CHAIN = [{"name": f"s{i}", **({"parent": f"s{i - 1}"} if i else {}), "minMember": 1} for i in range(1100)]
 TENANTS: dict[Kind, Object] = {
-    POD_GROUP: pod_group("g", "own", spec={"minMember": 1, "subGroups": CHAIN[:2], "topologyConstraint": {}}, requested=1)
+    POD_GROUP: pod_group(
+        "g", "own", spec={"minMember": 1, "subGroups": CHAIN[:2], "topologyConstraint": {}}, requested=1
+    )
 }
 OWN: list[Object] = [queue_object("own"), pod_group("good", "own", requested=2)]
 UNREADABLE = pod_group("bad", "own", spec={"minMember": "many"}, requested=1)
