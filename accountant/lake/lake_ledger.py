@@ -284,7 +284,7 @@ class LakeStatus(Status):
 
     @property
     def newest_by_node(self) -> Mapping[tuple[str, str], int]:
-        """Without the nodes of which nothing but usage is published, or what an earlier version published."""
+        """Without those that an earlier version published."""
         return {(node.cluster, node.name): at_ms for node, at_ms in self._ledger._nodes if at_ms is not None}
 
     @property
@@ -301,7 +301,7 @@ class LakeStatus(Status):
 
     @property
     def nodes(self) -> tuple[NodeFacts, ...]:
-        return tuple(node for node, _ in self._ledger._nodes)
+        return tuple(node for node, _ in self._ledger._nodes if node.listed)
 
     @property
     def last_act(self) -> int:

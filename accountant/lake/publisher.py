@@ -45,7 +45,7 @@ from accountant.lake.iceberg_catalog import Catalogue, Removed, namespace_of, ro
 from accountant.lake.lake_ledger import every_column, readable
 from accountant.lake.table_rows import DayRows, day_rows, focus_rows, line_rows, statement_row
 from accountant.ledger.journal import Act, ActKind, NewAct, record
-from accountant.ledger.protocols import EpochReport, Ledger, Moment
+from accountant.ledger.protocols import EpochReport, Ledger, Moment, NodeFacts
 from accountant.prices.price_book import PriceBook
 from accountant.reports import report_builder
 from accountant.storage.duckdb_ledger import DuckLedger
@@ -620,7 +620,7 @@ class Publisher:
                 "capacity_type": node.capacity_type, "facts": msgspec.json.encode(node).decode(),
                 "newest_ms": newest.get((node.cluster, node.name)),
             }
-            for node in self._ledger.status().nodes
+            for node in self._nodes()
         ]  # fmt: skip
         yield tables.EPOCHS, "", [
             {
@@ -635,6 +635,13 @@ class Publisher:
         ]  # fmt: skip
         yield tables.PODS, "month", self._pods()
         yield tables.DECISIONS, "day", self._decisions()
+
+    def _nodes(self) -> Iterator[NodeFacts]:
+        """Also the nodes that no inventory lists, of which there are records or an agent's report alone."""
+        status = self._ledger.status()
+        facts_of, agents = {(node.cluster, node.name): node for node in status.nodes}, status.agents
+        for key in sorted({*facts_of, *agents, *status.newest_by_node}):
+            yield facts_of.get(key) or NodeFacts(*key, listed=False, agent=agents.get(key))
 
     def _epochs(self) -> list[EpochReport]:
         with self._ledger.moment() as moment:

@@ -414,7 +414,7 @@ PODS: Final = LakeTable(
 )
 NODES: Final = LakeTable(
     "nodes",
-    "Nodes as they were read last.",
+    "Nodes as they were read last, and those that no inventory lists.",
     (
         _LEDGER,
         Column("cluster", "string", "cluster of the node"),

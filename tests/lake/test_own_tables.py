@@ -29,7 +29,7 @@ from agent.wire import Holder
 from gputally.base.clock import VirtualClock
 from tests.lake.comparison_queries import HOUR, SPAN, KeptLedger, PublishedLedger, age, overwrite, published
 from tests.lake.publishers import lake_of, publisher
-from tests.ledger.busy_ledger import HAND
+from tests.ledger.busy_ledger import AGENT, HAND
 from tests.ledger.conftest import MINUTE, START_MS
 from tests.moments import present
 
@@ -125,6 +125,17 @@ def test_the_sums_of_a_fleet_lose_and_double_nothing_when_ledgers_are_added_rena
             assert figures(south) == {"east": both["south"], "all": both["south"]}
             publisher(south, ledger="south").publish()
             assert figures(south) == {"south": both["south"], "all": both["south"]}
+
+
+def test_a_node_that_no_inventory_lists_has_its_newest_record_and_what_its_agent_said(known):
+    later_record(known)
+    known.ledger.append([HAND.batch(node="n8", epoch="silent", agent=AGENT)], known.clock.wall_ms())
+    known.publisher.publish()
+    with closing(DuckDbEngine(known.connect())) as engine:
+        found, own = known.asked(engine).status(), known.ledger.status()
+        assert (found.agents, found.newest_by_node, found.nodes) == (own.agents, own.newest_by_node, own.nodes)
+    assert {("prod", "n1"), ("prod", "n8")} == {*found.agents}
+    assert found.newest_by_node["prod", "n9"] == START_MS + 15 * MINUTE
 
 
 def test_the_nodes_of_a_ledger_that_is_split_count_once(known, tmp_path):
