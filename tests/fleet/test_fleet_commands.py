@@ -9,7 +9,6 @@ import re
 import sys
 from contextlib import closing
 from decimal import Decimal
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -115,11 +114,6 @@ def test_each_cluster_s_report_lands_in_the_folder(
         (("usage", "--start", "2026-10-02", "--end", "2026-10-01"), "the span ends at or before its start"),
         (("usage", "--cluster", "east"), "no ledger 'east' publishes in this lake"),
         (("report", "2026-10", "--to", "/dev/null/reports"), "/dev/null/reports: the folder of --to cannot be made"),
-        pytest.param(
-            ("usage", "--engine", "trino"),
-            "the package trino is not installed: run pip install trino",
-            marks=pytest.mark.skipif(find_spec("trino") is not None, reason="trino is installed"),
-        ),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(
@@ -127,9 +121,7 @@ def test_what_is_wrong_is_said_in_a_line(
     arguments: tuple[str, ...],
     said: str,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "trino", None)  # as where it is not installed
     assert run(*arguments, "--lake", two.warehouse) in (1, 2)
     assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())
 

@@ -55,8 +55,8 @@ from tests.ledger.conftest import MINUTE, START_MS
 HERE = "http://127.0.0.1"
 WITHIN = "start=2026-10-01T00:00:00Z&end=2026-10-01T05:00:00Z"
 QUESTIONS = (
-    "/v1/statement?month=2026-10", "/v1/report?month=2026-10", "/v1/report?month=2026-10&format=csv",
-    "/v1/report?month=2026-10&format=json", "/v1/report?month=2026-10&format=focus-1.2",
+    "/v1/statement?month=2026-10", "/v1/report?month=2026-10",
+    *(f"/v1/report?month=2026-10&format={name}" for name, one in exports().items() if one.readable),
     f"/v1/usage?by=team,hour&{WITHIN}",
     f"/v1/cost?by=gpu_model,team&{WITHIN}", f"/v1/cost?by=label:project,team&{WITHIN}", "/v1/prices",
     "/v1/policy", "/v1/audit", "/v1/decisions", "/month/2026-10/lines", "/month/2026-10/lines.csv", "/prices",
