@@ -662,8 +662,12 @@ class Bookkeeper:
         return [one for one in proposals if one.id not in known]
 
     def _mark(self, closed: ClosedMonth, books: ClosedMonths) -> Hashable:
-        """A version of all that a closed month's proposal depends on."""
-        return books.seen, self._ledger.status().mark(*Month.parse(closed.month).span(self._zone))
+        """A version of all that a closed month's proposal depends on: its records and facts, its own acts, and where
+        late changes are booked."""
+        month = Month.parse(closed.month)
+        decided = tuple(of_month((*books.corrections, *books.refused), closed.month))
+        booked = decided, booked_in_month(books, month), books.open_month()
+        return closed, booked, self._ledger.status().mark(*month.span(self._zone))
 
     def accept(self, month: Month, proposal_id: str, who: str, reason: str = "") -> list[Correction]:
         """Accepts a proposal: books it as corrections in the first open month. Raises CannotClose."""

@@ -70,7 +70,7 @@ from accountant.storage.write import inventory_and_journal_tables, record_column
 from accountant.storage.write.batch_admission import SKEW_MS, GroupCommit, IntervalCounts
 from accountant.storage.write.gpu_and_pod_ownership import MOVE_AFTER_MS, PodClaims
 from accountant.storage.write.import_withdrawal import Withdrawn, resum, withdraw, withdrawal_act
-from accountant.storage.write.interval_writer import BookedChanges
+from accountant.storage.write.interval_writer import BookedChanges, first_instants
 from accountant.storage.write.inventory_and_journal_tables import write_acts, write_epochs
 from accountant.storage.write.record_columns import Stream, add
 from accountant.storage.write.rollups import DailySums
@@ -412,12 +412,16 @@ class DuckLedger(Offsite):
             acts = self._state.acts
             if act is not None:
                 acts = write_acts(cursor, [act], acts)[-1].number
-            requeued = self._names.origins.requeued(cursor, facts.pods)
-            fleet = inventory_and_journal_tables.write_facts(
-                cursor, self._state.fleet, facts, now_ms, closed_ms, self._names.labels
+            origins = self._names.origins
+            requeued, new_pods = origins.requeued(cursor, facts.pods), origins.new_pods(cursor, facts.pods)
+            fleet, instants = inventory_and_journal_tables.write_facts(
+                cursor, self._state.fleet, facts, now_ms, closed_ms, self._names.labels, new_pods
             )
-            self._names.origins.learn(cursor, facts.pods)
-            booked = BookedChanges({}, frozenset(), pods=facts.pods, requeued=requeued)
+            origins.learn(cursor, facts.pods)
+            told = first_instants(facts.pods)
+            instants += origins.since(cursor, told, new_pods - requeued, self._state.unfolded)
+            since_ms = min(instants, default=None)
+            booked = BookedChanges({}, frozenset(), pods=facts.pods, requeued=bool(requeued), since_ms=since_ms)
             self._commit(cursor, replace(self._state, fleet=fleet, acts=acts), booked)
             self._pod_nodes.observe(facts.pods)
 
@@ -438,7 +442,9 @@ class DuckLedger(Offsite):
                     act = NewAct(at_ms=now_ms, kind="policy", subject=version.version, who=who, reason=detail)
                     acts = write_acts(cursor, [act], acts)[-1].number
                 policies = (*self._state.policies, Assignment(version))
-                self._commit(cursor, replace(self._state, policies=policies, acts=acts))
+                # The first policy also applies before its date.
+                booked = BookedChanges({}, frozenset(), since_ms=effective if known else 0)
+                self._commit(cursor, replace(self._state, policies=policies, acts=acts), booked)
             return version
 
     def report_epochs(self, reports: Sequence[EpochReport], now_ms: int) -> int:
@@ -446,7 +452,8 @@ class DuckLedger(Offsite):
             self._require_clock()
             with self._transaction() as cursor:
                 new = write_epochs(cursor, reports, now_ms)
-                self._commit(cursor, self._state)
+                since_ms = min(min(report.at_ms, now_ms) for report in reports) if new else None
+                self._commit(cursor, self._state, BookedChanges({}, frozenset(), since_ms=since_ms))
             return new
 
     def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:

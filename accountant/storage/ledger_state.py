@@ -11,7 +11,7 @@ groups, because it moved or was renamed, has a kind of its own."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +19,7 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
+from accountant.core.claim_overlap import Span
 from accountant.ledger.team_assignment import Assignment
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.gpu_lifetimes import GpuCensus, GpuLifetimes, MeteredGpu, Tenure
@@ -187,14 +188,17 @@ class Changes:
         rows = max((version for day, version in self.days.items() if first <= day <= last), default=0)
         onward = max((version for day, version in self.onward.items() if day <= last), default=0)
 
-        def inside(span: tuple[int, int]) -> tuple[int, int]:
-            return max(start_ms, span[0]), min(end_ms, span[1])
-
-        counts: dict[tuple[int, int], int] = {}
-        for (start, end, _), count in census.counts.items():
-            counts[inside((start, end))] = counts.get(inside((start, end)), 0) + count
-        individual = sorted((gpu, *inside((life.start_ms, life.end_ms))) for gpu, life in census.individual.items())
-        return rows, onward, tuple(sorted(counts.items())), tuple(individual)
+        counts: Counter[Span] = Counter()
+        ended: list[tuple[int, Span]] = []
+        individual = (((life.start_ms, life.end_ms), 1, gpu) for gpu, life in census.individual.items())
+        for (start, end), count, gpu in (*(((s, e), n, None) for (s, e, _), n in census.counts.items()), *individual):
+            if start >= end_ms or end <= start_ms:
+                continue
+            if gpu is not None and end < end_ms:
+                ended.append((gpu, (max(start_ms, start), end)))
+            else:  # not by its number, because down time of another span makes a counted GPU an individual one
+                counts[max(start_ms, start), min(end_ms, end)] += count
+        return rows, onward, tuple(sorted(counts.items())), tuple(sorted(ended))
 
 
 UTC = ZoneInfo("UTC")

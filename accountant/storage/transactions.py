@@ -357,11 +357,9 @@ class Transactions:
 
 
 def _changes(before: Changes, booked: BookedChanges | None, version: int) -> Changes:
-    """Return the spans that a commit changed: its rows, all time since the creation of a pod with new facts, or
-    everything if unknown."""
-    if booked is None or not (booked.touched or booked.fleet):
+    """Return the spans that a commit changed: the days of its rows, and all time since the earliest instant to which
+    its facts apply; everything if that is not known."""
+    if booked is None:
         return before.since(0, version)
     after = before.with_rows(booked.touched, version)
-    if booked.pods:
-        return after.since(min(fact.created_ms or 0 for _, fact in booked.pods), version)
-    return after
+    return after if booked.since_ms is None else after.since(booked.since_ms, version)

@@ -6,20 +6,32 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from accountant.core.errors import LedgerUnavailable, TooManyViews
 from accountant.ledger.journal import BooksMoved, NewAct
-from accountant.ledger.protocols import MOST_VIEWS, Facts, NamespaceFacts, NodeFacts, Retirement, SavedView
-from accountant.ledger.usage import coverage
+from accountant.ledger.protocols import (
+    MOST_VIEWS,
+    Down,
+    EpochReport,
+    Facts,
+    JobKey,
+    NamespaceFacts,
+    NodeFacts,
+    Retirement,
+    SavedView,
+)
+from accountant.ledger.usage import START_UP, coverage
 from accountant.storage import transactions
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.storage.folder_or_object_store import in_folder
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy
-from agent.wire import Holder
+from agent.wire import Holder, PodFacts
 from gputally.base.units import MS_PER_DAY
 from tests.empty_ledger import fresh
 from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand, Send, booked
@@ -136,6 +148,69 @@ def test_time_that_is_over_keeps_its_mark_while_records_come_in(send, ledger, ha
     assert present(ledger).usage(YESTERDAY, ("gpu",)).lines() == told
     assert ledger.status().mark(*YESTERDAY) == marks[0]
     assert ledger.status().mark(*TODAY) != marks[1]
+
+
+@pytest.mark.parametrize("what", ["pod", "node", "down", "namespace", "policy", "epoch", "known epoch", "GPU"])
+def test_facts_of_later_time_leave_the_mark_of_time_that_is_over(send, ledger, hand, now_ms, what):
+    first = Facts(nodes=(NodeFacts("prod", "n1", pool="a"),), namespaces=(NamespaceFacts("prod", "vision", "blue"),))
+    ledger.observe(first, now_ms)
+    ledger.put_policy(Policy(queues=(QueuePolicy(name="left", team="red"),)), START_MS)
+    told = EpochReport(JobKey("prod", "vision", "Job/train"), 1, TODAY[0], "ada")
+    if what == "known epoch":
+        ledger.report_epochs([replace(told, at_ms=START_MS)], now_ms)
+    before = ledger.status().mark(*YESTERDAY), ledger.status().mark(*TODAY)
+    if what == "pod":
+        ledger.observe(Facts(pods=(("prod", hand.fact(0, "p2", created_ms=TODAY[0])),)), now_ms)
+    elif what == "node":
+        ledger.observe(Facts(nodes=(NodeFacts("prod", "n1", pool="b"),)), now_ms - 1)
+    elif what == "down":
+        down = (Down(TODAY[0] + MINUTE, None, "NotReady"),)
+        ledger.observe(Facts(nodes=(NodeFacts("prod", "n1", pool="a", down=down),)), now_ms)
+    elif what == "namespace":
+        ledger.observe(Facts(namespaces=(NamespaceFacts("prod", "vision", "red"),)), now_ms - 1)
+    elif what == "policy":
+        ledger.put_policy(Policy(queues=(QueuePolicy(name="left", team="blue"),)), now_ms - 1)
+    elif what == "GPU":
+        send(hand.row(4, DAY + 15, DAY + 30, "gpu-2"), now_ms=now_ms)
+    else:
+        assert ledger.report_epochs([told], now_ms) == (what == "epoch")
+    assert ledger.status().mark(*YESTERDAY) == before[0]
+    assert (ledger.status().mark(*TODAY) == before[1]) == (what == "known epoch")
+
+
+@pytest.mark.parametrize("by", ["node", "API server"])
+def test_a_fact_of_a_pod_changes_the_mark_of_all_days_on_which_it_held_a_gpu(send, ledger, hand, now_ms, by):
+    before = ledger.status().mark(*YESTERDAY)
+    late = hand.fact(4, created_ms=TODAY[0], started_ms=TODAY[0] + MINUTE, queue_ref="kai:left", observed_ms=now_ms)
+    if by == "node":
+        send(late, now_ms=now_ms)
+    else:
+        ledger.observe(Facts(pods=(("prod", late),)), now_ms)
+    assert ledger.status().mark(*YESTERDAY) != before
+
+
+def test_the_first_gpu_of_a_pod_changes_the_mark_of_the_days_on_which_its_gang_waited_for_it(
+    send, ledger, hand, now_ms
+):
+    def member(seq: int, uid: str, **changes: Any) -> PodFacts:
+        return hand.fact(seq, uid, name=uid, workload="PyTorchJob/train", observed_ms=now_ms, **changes)
+
+    waits = Holder(kind="pod", uid="a", namespace="vision", name="a")
+    send(
+        hand.row(4, DAY - 10, DAY, "gpu-2", holder=waits),
+        member(5, "a", created_ms=START_MS, started_ms=TODAY[0] - 10 * MINUTE),
+        member(6, "b", created_ms=START_MS, started_ms=TODAY[0] + 20 * MINUTE),
+        now_ms=now_ms,
+    )
+    before, told = ledger.status().mark(*YESTERDAY), gang_waiting(ledger)
+    send(hand.row(7, DAY + 20, DAY + 21, "gpu-2", holder=structs.replace(waits, uid="b", name="b")), now_ms=now_ms)
+    assert (told, gang_waiting(ledger)) == (0, 5 * MINUTE * 1000), "half of the ten minutes was busy"
+    assert ledger.status().mark(*YESTERDAY) != before
+
+
+def gang_waiting(ledger: DuckLedger) -> int:
+    """GPU-µs of yesterday."""
+    return int(present(ledger).usage(YESTERDAY, (), None, "UTC", START_UP).column("gang_waiting").sum())
 
 
 @pytest.mark.parametrize("what", ["late row", "late fact", "namespace", "policy", "retired", "unlisted", "reread"])

@@ -30,7 +30,7 @@ from accountant.inventory import pod_facts
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.ledger import team_assignment
 from accountant.storage.duckdb_engine import Cursor, Row, statement
-from accountant.storage.gpu_lifetimes import GpuLifetimes, MeteredGpu, Tenure
+from accountant.storage.gpu_lifetimes import FOREVER, GpuLifetimes, MeteredGpu, Tenure
 from accountant.storage.span_splitting import quarters
 from accountant.storage.write import record_columns
 from accountant.storage.write.batch_admission import MAX_INTERVAL_MS, GroupCommit
@@ -229,6 +229,8 @@ class BookedChanges:
     """New facts as (cluster, facts)."""
     requeued: bool = False
     """Whether a pod that holds GPU time changed its queue."""
+    since_ms: int | None = None
+    """The earliest instant to which changed facts apply; None if no fact of any time changed."""
     own: Mapping[int, Mapping[str, Tenure]] = field(default_factory=dict)
     """Tenures of GPUs that imports named, as the agents themselves reported them (see `gpu_lifetimes`)."""
 
@@ -244,20 +246,24 @@ def book(
     """Write the records of the group. If this raises LedgerUnavailable or LedgerFailed, the caller rolls back."""
     streams = names.stream.resolve(cursor, group.advanced)
     pods = tuple((stream[0], fact) for stream, fact, _ in group.facts)
-    requeued = False
+    requeued: frozenset[PodKey] = frozenset()
+    instants: list[int] = []
     if pods:
         requeued = names.origins.requeued(cursor, pods)
         numbers = [(streams[stream], fact.seq, digest) for stream, fact, digest in group.facts]
         new_pods = names.origins.new_pods(cursor, pods)
-        write_pods(cursor, pods, new_pods=new_pods)
+        instants += write_pods(cursor, pods, new_pods=new_pods)
         names.labels.write(cursor, ((*stream[:2], fact) for stream, fact, _ in group.facts), new_pods)
         add(cursor, "pod_fact", record_columns.FACT, numbers)
         names.origins.learn(cursor, pods)
+        instants += names.origins.since(cursor, first_instants(pods), new_pods - requeued, unfolded)
     if group.gpus is not None:
         add(cursor, "gpu_owner", record_columns.GPU_OWNER, group.gpus.rows)
     if group.pods is not None:
         add(cursor, "pod_node", record_columns.POD_NODE, group.pods.rows)
-    changes, own, touched, added = _book_rows(cursor, names, group.incoming, streams, fleet)
+    changes, own, touched, added, since = _book_rows(cursor, names, group.incoming, streams, fleet, unfolded)
+    if any(_moved(nodes, fleet.tenures.get(gpu, {})) for gpu, (_, nodes) in changes.items()):
+        instants.append(min(touched, default=0))
     newest_ms = fleet.newest_end_ms
     fresh_hours = hours_of(touched) - unfolded
     if fresh_hours:
@@ -274,17 +280,30 @@ def book(
     marks = {"streams": [streams[stream] for stream in group.advanced], "seqs": list(group.advanced.values())}
     cursor.plainly(statement("add_mark"), marks)
     fresh = frozenset(bucket for bucket in touched if bucket >= newest_ms)
-    return BookedChanges(changes, frozenset(touched), added, fresh, fresh_hours, pods, requeued, own)
+    since_ms = min([*instants, *since], default=None)
+    return BookedChanges(changes, frozenset(touched), added, fresh, fresh_hours, pods, bool(requeued), since_ms, own)
+
+
+def _moved(after: Mapping[str, Tenure], before: Mapping[str, Tenure]) -> bool:
+    """Return whether a GPU with these tenures was on other nodes, or since other instants, than was known before."""
+    return len(after) > 1 and {n: one.first_ms for n, one in after.items()} != {
+        n: one.first_ms for n, one in before.items()
+    }
 
 
 def _book_rows(
-    cursor: Cursor, names: Dictionaries, incoming: Incoming | None, streams: Mapping[Stream, int], fleet: GpuLifetimes
-) -> tuple[Changes, Own, set[int], Mapping[int, Callable[[], AddedRows]]]:
+    cursor: Cursor,
+    names: Dictionaries,
+    incoming: Incoming | None,
+    streams: Mapping[Stream, int],
+    fleet: GpuLifetimes,
+    unfolded: Collection[int],
+) -> tuple[Changes, Own, set[int], Mapping[int, Callable[[], AddedRows]], list[int]]:
     if incoming is None:
-        return {}, {}, set(), {}
+        return {}, {}, set(), {}, []
     known = names.gpu.resolve(cursor, incoming.gpu.values)
     gpus = np.array([known[gpu] for gpu in incoming.gpu.values], np.int64)
-    parties = HolderColumns(cursor, names, incoming, known)
+    parties = HolderColumns(cursor, names, incoming, known, unfolded)
     cells = record_columns.cells(incoming)
     sets = incoming.sets
     as_came = simple(sets, np.array([fleet.last_ms(gpu) for gpu in gpus.tolist()], np.int64))
@@ -317,7 +336,7 @@ def _book_rows(
         reached_by_imports = [reach for reach in reached if reach.gpu in imported_gpus]
         own = _own(fleet, reached_by_imports, imported_gpus)
         _write_tenures(cursor, [(reach.gpu, reach.node, reach.tenure, reach.imported) for reach in reached_by_imports])
-    return changes, own, touched, added
+    return changes, own, touched, added, parties.since
 
 
 def simple(sets: IntervalSets, last_ms: Whole) -> Truth:
@@ -427,13 +446,15 @@ def write_pods(
     facts: Sequence[tuple[str, PodFacts]],
     table: Literal["pod", "pod_seen"] = "pod",
     new_pods: Collection[PodKey] = (),
-) -> None:
-    """Store the newest observation of each pod, given as (cluster, facts).
+) -> list[int]:
+    """Store the newest observation of each pod, given as (cluster, facts). Return instants before which the stored
+    observations that it replaces say nothing.
 
     The earliest labels, and the queue with which the pod was placed, do not change.
 
     new_pods: pods that certainly have no row, so that they need not be looked up."""
     newest: dict[PodKey, ObservedPod] = {}
+    replaced: list[int] = []
     early = set()
     for cluster, fact in facts:
         seen = pod_facts.observed(fact, through_owners=table == "pod_seen")
@@ -445,9 +466,26 @@ def write_pods(
     if known_uids:
         for row in cursor.plainly(statement("take_pods", table=table), [known_uids]):
             stored = _PodRow(*row)
-            _merge(newest, (stored.cluster, stored.uid), _observed.decode(stored.content))
+            before = _observed.decode(stored.content)
+            replaced += _instants(before)
+            _merge(newest, (stored.cluster, stored.uid), before)
     add(cursor, table, record_columns.POD, [_pod_row(cluster, fact) for (cluster, _), fact in newest.items()])
     add(cursor, "pod_label", record_columns.POD_LABEL, sorted(early))
+    return replaced
+
+
+def first_instants(facts: Iterable[tuple[str, PodFacts]]) -> dict[PodKey, int]:
+    """Return the earliest creation, placement or start that these facts, given as (cluster, facts), tell of each
+    pod."""
+    found: dict[PodKey, int] = {}
+    for cluster, fact in facts:
+        key = (cluster, fact.uid)
+        found[key] = min([found.get(key, FOREVER), *_instants(fact)])
+    return found
+
+
+def _instants(fact: PodFacts | ObservedPod) -> list[int]:
+    return [at for at in (fact.created_ms, fact.scheduled_ms, fact.started_ms) if at is not None]
 
 
 class _PodRow(NamedTuple):

@@ -211,26 +211,40 @@ def has_changes(fleet: GpuLifetimes, facts: Facts) -> bool:
 
 
 def write_facts(
-    cursor: Cursor, fleet: GpuLifetimes, facts: Facts, now_ms: int, closed_ms: int, labels: PodLabels
-) -> GpuLifetimes:
-    """Store the facts of an inventory reading, and return the new fleet.
+    cursor: Cursor,
+    fleet: GpuLifetimes,
+    facts: Facts,
+    now_ms: int,
+    closed_ms: int,
+    labels: PodLabels,
+    new_pods: Collection[tuple[str, str]] = (),
+) -> tuple[GpuLifetimes, list[int]]:
+    """Store the facts of an inventory reading. Return the new fleet, and instants from which on a fact changed, without
+    those of the new facts of pods.
 
     A changed fact is valid from the reading on. A fact that was unknown before is valid for all time after `closed_ms`,
-    the end of the last closed month. labels: keeps the exported labels of pods."""
+    the end of the last closed month.
+
+    labels: keeps the exported labels of pods.
+    new_pods: pods that certainly have no row, so that they need not be looked up, by cluster and uid."""
+    instants: list[int] = []
     changed = _changed_nodes(fleet, facts.nodes)
     placed: dict[NodeKey, Timeline[NodeFacts]] = {}
     for key, node in changed.items():
         before, after = fleet.node_history(key), described(node)
         since = now_ms if before.latest != blank(before.latest) else 0
         if before.latest != after:
-            placed[key] = before.changed(after, max(since if node.since_ms is None else node.since_ms, closed_ms))
+            instants.append(max(since if node.since_ms is None else node.since_ms, closed_ms))
+            placed[key] = before.changed(after, instants[-1])
+        instants += _capacity_changes(fleet.nodes.get(key), node)
     spaces = {(space.cluster, space.name): space for space in facts.namespaces}
     renamed = {key: space for key, space in spaces.items() if fleet.namespaces.get(key) != space}
     charged: dict[NodeKey, Timeline[NamespaceFacts]] = {}
     for key, space in renamed.items():
         then = fleet.namespace_history(key)
         since = now_ms if then.latest.team or then.latest.label else 0
-        charged[key] = then.changed(space, max(since if space.since_ms is None else space.since_ms, closed_ms))
+        instants.append(max(since if space.since_ms is None else space.since_ms, closed_ms))
+        charged[key] = then.changed(space, instants[-1])
     if changed:
         _write(cursor, "node", changed.values(), placed)
     if renamed:
@@ -238,17 +252,25 @@ def write_facts(
     if facts.pods:
         # An observation dated in the future would override every later one.
         pods = [(c, structs.replace(f, observed_ms=min(f.observed_ms, now_ms))) for c, f in facts.pods]
-        write_pods(cursor, pods, "pod_seen")
-        labels.write(cursor, ((cluster, None, fact) for cluster, fact in pods))
-    if facts.epochs:
-        write_epochs(cursor, facts.epochs, now_ms)
-    return replace(
+        instants += write_pods(cursor, pods, "pod_seen", new_pods)
+        labels.write(cursor, ((cluster, None, fact) for cluster, fact in pods), new_pods)
+    if facts.epochs and write_epochs(cursor, facts.epochs, now_ms):
+        instants += (min(report.at_ms, now_ms) for report in facts.epochs)
+    after_all = replace(
         fleet,
         nodes={**fleet.nodes, **changed},
         namespaces={**fleet.namespaces, **renamed},
         placed={**fleet.placed, **placed},
         charged={**fleet.charged, **charged},
     )
+    return after_all, instants
+
+
+def _capacity_changes(before: NodeFacts | None, after: NodeFacts) -> list[int]:
+    """Return the instants from which two facts of a node differ in its down times, renewals and deletion."""
+    known = before or blank(after)
+    found = [down.start_ms for down in {*known.down} ^ {*after.down}] + [*{*known.renewed_ms} ^ {*after.renewed_ms}]
+    return found + [at for at in {known.deleted_ms} ^ {after.deleted_ms} if at is not None]
 
 
 def write_agents(cursor: Cursor, fleet: GpuLifetimes, nodes: Mapping[NodeKey, NodeFacts]) -> GpuLifetimes:

@@ -115,6 +115,12 @@ class Dictionary(_WriterCache[Name, int]):
                 found |= self._find(cursor, missing)
         return {name: number for name, number in found.items() if number}
 
+    def last(self, cursor: Cursor) -> int:
+        """Return the highest id, including those of this transaction; 0 if there is none."""
+        self.open(cursor)
+        assert self._next is not None
+        return self._next - 1
+
     def open(self, cursor: Cursor) -> None:
         """Fill the cache from the table, unless that is done."""
         if self._next is not None:
@@ -151,11 +157,13 @@ class Dictionary(_WriterCache[Name, int]):
 class PodQueues(_WriterCache[PodKey, str]):
     """Caches the queue_ref of each pod; "" for a pod without a fact.
 
-    `_unsure` are pods whose queue is read from the tables when it is needed next."""
+    `_unsure` are pods whose queue is read from the tables when it is needed next. `_since` has, for some pods, the
+    earliest instant to which anything that is known of them applies, or an earlier one."""
 
     def __init__(self, keep: int = KEEP) -> None:
         super().__init__(keep)
         self._unsure: set[PodKey] = set()
+        self._since: dict[PodKey, int] = {}
         self._opened = False
 
     def new_pods(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> frozenset[PodKey]:
@@ -167,8 +175,8 @@ class PodQueues(_WriterCache[PodKey, str]):
         keys = ((cluster, fact.uid) for cluster, fact in facts)
         return frozenset(key for key in keys if not self._has(key))
 
-    def requeued(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> bool:
-        """Return whether these facts, which are not written yet, may change the queue of a pod that holds GPU time."""
+    def requeued(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> frozenset[PodKey]:
+        """Return the pods with GPU time whose queue these facts, which are not written yet, may change."""
         self.open(cursor)
         changed = [
             (cluster, fact.uid)
@@ -176,9 +184,46 @@ class PodQueues(_WriterCache[PodKey, str]):
             if self._staged.get((cluster, fact.uid), self._known.get((cluster, fact.uid))) != fact.queue_ref
         ]
         if not changed:
-            return False
+            return frozenset()
         held = "SELECT cluster, uid FROM holder WHERE uid IN (SELECT unnest(?))"
-        return not set(changed).isdisjoint(cursor.plainly(held, [[uid for _, uid in changed]]))
+        return frozenset(changed).intersection(cursor.plainly(held, [[uid for _, uid in changed]]))
+
+    def since(
+        self, cursor: Cursor, told: Mapping[PodKey, int], fresh: Collection[PodKey], unfolded: Collection[int]
+    ) -> list[int]:
+        """Return the earliest instants to which what is known of these pods applies, including written facts and rows.
+
+        told: for each pod the earliest instant of its new facts or rows.
+        fresh: pods of which nothing else is known.
+        unfolded: starts of the hours that are summed from their rows."""
+        unread = [key for key in told if key not in self._since and key not in fresh]
+        read: dict[PodKey, int] = {}
+        if unread:
+            keys = record_columns.column_table(record_columns.POD_KEY, unread)
+            rows = cursor.rows("pods_since", {"low": min(unfolded, default=0)}, keys)
+            read = {(cluster, uid): at_ms for cluster, uid, at_ms in rows}
+        found = {key: min(at_ms, self._since.get(key, at_ms), read.get(key, at_ms)) for key, at_ms in told.items()}
+        if len(self._since) > self._keep:
+            self._since.clear()
+        self._since |= found
+        return [*found.values()]
+
+    def held(
+        self,
+        cursor: Cursor,
+        first_ms: Mapping[PodKey, int],
+        new: Collection[PodKey],
+        unfolded: Collection[int],
+    ) -> list[int]:
+        """Return instants as `since` for pods that hold their first GPU, because their gangs may have waited for them
+        since their creation.
+
+        first_ms: the earliest row of each pod.
+        new: the pods that have a new holder."""
+        for key in first_ms.keys() & self._since.keys():
+            self._since[key] = min(self._since[key], first_ms[key])
+        unknown = {key for key in new if self._complete and not self._has(key)}
+        return self.since(cursor, {key: first_ms[key] for key in new}, unknown, unfolded)
 
     def learn(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> None:
         """Update the cache with facts that this transaction has written, given as (cluster, facts)."""
@@ -219,6 +264,7 @@ class PodQueues(_WriterCache[PodKey, str]):
     def forget(self) -> None:
         super().forget()
         self._unsure.clear()
+        self._since.clear()
         self._opened = False
 
     def _has(self, key: PodKey) -> bool:
@@ -284,14 +330,23 @@ class Dictionaries:
 class HolderColumns:
     """The devices, holders, payers and queues of the rows of a group, in the order of the rows.
 
-    gpus: the ids of the GPUs of these rows."""
+    gpus: the ids of the GPUs of these rows.
+    unfolded: starts of the hours that are summed from their rows."""
 
-    def __init__(self, cursor: Cursor, names: Dictionaries, incoming: Incoming, gpus: Mapping[GpuName, int]) -> None:
+    def __init__(
+        self,
+        cursor: Cursor,
+        names: Dictionaries,
+        incoming: Incoming,
+        gpus: Mapping[GpuName, int],
+        unfolded: Collection[int],
+    ) -> None:
         devices = [_device(gpus[gpu], node, *sort) for ((_, node), gpu), sort in incoming.device.values]
         self.device = _ids(cursor, names.device, devices)[incoming.device.of_row]
         """Device id by row."""
         of_row = incoming.holder.of_row
         keys = [None if holder is None else _holder(cluster, holder) for cluster, holder in incoming.holder.values]
+        last = names.holder.last(cursor)
         ids = np.zeros(len(keys), np.int64)
         ids[[key is not None for key in keys]] = _ids(cursor, names.holder, [key for key in keys if key is not None])
         self.holder = ids[of_row]
@@ -306,6 +361,15 @@ class HolderColumns:
         refs = distinct(["" if pod is None else queues[pod] for pod in pods])
         self.queue = DistinctColumn(refs.values, refs.of_row[of_row])
         """The queue reference of each row's pod."""
+        starts = np.full(len(keys), np.iinfo(np.int64).max)
+        np.minimum.at(starts, of_row, incoming.start_ms)
+        first_ms: dict[PodKey, int] = {}
+        for pod, start_ms in zip(pods, starts.tolist(), strict=True):
+            if pod is not None:
+                first_ms[pod] = min(start_ms, first_ms.get(pod, start_ms))
+        new = {pod for pod, number in zip(pods, ids.tolist(), strict=True) if pod is not None and number > last}
+        self.since = names.origins.held(cursor, first_ms, new, unfolded)
+        """Instants to which what is known of pods with a new holder applies."""
 
 
 def new_names(opened: OpenCursor, names: Dictionaries, incoming: Incoming) -> tuple[Truth, Truth]:

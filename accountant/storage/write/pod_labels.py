@@ -37,6 +37,8 @@ Cut: TypeAlias = Literal["values", "invalid", "changes"]
 MOST_CHANGES: Final = 16
 """Changes of one pod's labels that are kept; later ones are ignored."""
 _PERIOD_MS: Final = 31 * MS_PER_DAY
+_PODS: Final = 20_000
+"""Pods whose labels are in memory."""
 _PERIODS: Final = 16
 """Periods whose values are in memory."""
 
@@ -65,11 +67,14 @@ class PodLabels:
         self._most = most
         self._values: dict[int, defaultdict[Whose, set[str]]] = {}
         """By period."""
+        self._steps: dict[PodKey, list[tuple[int, Content]]] = {}
+        """What the table has of some pods, because several facts of a pod come in one after the other."""
         self._log = structlog.get_logger("gputally.ledger")
 
     def forget(self) -> None:
-        """Read the values again after a transaction failed."""
+        """Read the table again after a transaction failed."""
         self._values.clear()
+        self._steps.clear()
 
     def write(
         self, cursor: Cursor, facts: Iterable[tuple[str, str | None, PodFacts]], new_pods: Collection[PodKey] = ()
@@ -105,18 +110,23 @@ class PodLabels:
             for place, (since, content) in enumerate(steps)
         ]
         add(cursor, "exported_label", record_columns.EXPORTED_LABEL, rows)
+        self._steps |= changed
 
     def _known(self, cursor: Cursor, keys: Sequence[PodKey]) -> dict[PodKey, list[tuple[int, Content]]]:
-        found: dict[PodKey, list[tuple[int, Content]]] = {}
-        for cluster, uids in _by_cluster(keys):
+        """Return what the table has of these pods, without those of which it has nothing."""
+        if len(self._steps) > _PODS:
+            self._steps.clear()
+        unread = [key for key in keys if key not in self._steps]
+        self._steps |= {key: [] for key in unread}
+        for cluster, uids in _by_cluster(unread):
             rows = cursor.plainly(
                 "SELECT uid, since_ms, content FROM exported_label "
                 "WHERE cluster = ? AND uid IN (SELECT unnest(?)) ORDER BY ALL",
                 [cluster, uids],
             )
             for uid, since, content in rows:
-                found.setdefault((cluster, uid), []).append((since, _decoder.decode(content)))
-        return found
+                self._steps[cluster, uid].append((since, _decoder.decode(content)))
+        return {key: self._steps[key] for key in keys if self._steps[key]}
 
     def _with(
         self, cursor: Cursor, cluster: str, steps: list[tuple[int, Content]], fact: PodFacts, node: str | None
