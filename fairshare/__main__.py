@@ -214,7 +214,7 @@ def divide(
         bool, typer.Option("--explain", help="Show every round of the division and every remainder.")
     ] = False,
 ) -> None:
-    """Divide GPUs as KAI does, and show the shares.
+    """Divide GPUs among queues by the rule of weights and usage, with a scheduler's rounding, and show the shares.
 
     With --output json it prints an array with an object {name, shares, remaining} for each case."""
     from rich.console import Group
@@ -228,7 +228,7 @@ def divide(
     except OSError as error:
         raise DivisionError(f"{input}: {error.strerror}") from error
     try:
-        divided = [(case, divide_case(case, explain=explain, kai_compat=True)) for case in parse(text)]
+        divided = [(case, divide_case(case, explain=explain, as_source=True)) for case in parse(text)]
     except DivisionError as error:
         raise DivisionError(f"{'stdin' if input == '-' else input}: {error}") from error
     document = [plan_tables.division_json(case, result, explain=explain) for case, result in divided]
@@ -359,8 +359,8 @@ def shard(
     policy: PolicyPath,
     endpoint: Annotated[str, typer.Option(help="Address at which the scheduler's Prometheus client queries usage.")],
 ) -> None:
-    """Print the part of a scheduler's own configuration (KAI: a SchedulingShard) that matches the policy. Applying it
-    may restart the scheduler."""
+    """Print the part of a scheduler's own configuration that matches the policy. Applying it may restart the
+    scheduler."""
     import yaml
 
     from fairshare.controller import policy_file as policies

@@ -16,9 +16,9 @@ other (U = 0) has P = 1.
 Each round gives whole units, or the rest of a request. After the rounds the units that are left go to the queues with
 the largest fractions.
 
-`kai_compat=True` gives the same result as KAI's scheduler, including its rounding. The only exceptions are cases in
-which the scheduler's own result depends on the iteration order of a Go map. In this mode sums and differences are
-computed one by one, in the order of priority, creation and name. Three properties of KAI follow:
+`as_source=True` gives the same result as the source, KAI's scheduler, including its rounding. The only exceptions are
+cases in which the scheduler's own result depends on the iteration order of a Go map. In this mode sums and differences
+are computed one by one, in the order of priority, creation and name. Three properties of KAI follow:
 
 - The remainder rule may lift a queue above its request and limit by less than one unit.
 - If every P is 0, the pool is not divided.
@@ -30,7 +30,7 @@ priority is finished before the next. Sums are `math.fsum`, which is exact and t
 In both modes the result depends only on the claims, not on their order, because ties are broken by creation and name.
 Neither mode scales down quotas that exceed the total.
 
-Use `kai_compat` to predict KAI. Entitlements and the simulator's own schedulers use the default.
+Use `as_source` to predict KAI. Entitlements and the simulator's own schedulers use the default.
 
 Source: KAI-Scheduler pkg/scheduler/plugins/proportion/resource_division, commit d5bc503a."""
 
@@ -116,13 +116,13 @@ class Siblings:
     arrays of many queues without steps in the default mode: `column` makes them."""
 
     def __init__(
-        self, claims: list[QueueClaim], parent: str | None, steps: Steps | None, *, kai_compat: bool = False
+        self, claims: list[QueueClaim], parent: str | None, steps: Steps | None, *, as_source: bool = False
     ) -> None:
         """claims: sorted by name. steps: a list to which the division appends its steps; None to record none."""
         self._names = [claim.name for claim in claims]
         ordered = sorted(sorted(claims, key=attrgetter("creation")), key=attrgetter("priority"), reverse=True)
         self.claims, self.names = ordered, [claim.name for claim in ordered]
-        self._many = len(ordered) >= _MANY and steps is None and not kai_compat
+        self._many = len(ordered) >= _MANY and steps is None and not as_source
         self.column: Any = _column if self._many else list
         self.weight: Any = self.column([claim.weight for claim in ordered])
         self.usage: Any = self.column([claim.usage for claim in ordered])
@@ -132,7 +132,7 @@ class Siblings:
         self.share: Any = ()
         self.fraction = [0.0] * len(ordered)
         """Of a unit, what the rounds have left out for each queue."""
-        self.parent, self.steps, self.kai_compat = parent, steps, kai_compat
+        self.parent, self.steps, self.as_source = parent, steps, as_source
         self._levels: list[tuple[int, range]] = []
         end = 0
         while (first := end) < len(ordered):
@@ -169,7 +169,7 @@ class Siblings:
                 pool = self._give_many(pool, k, queues)
                 continue
             pool, index = self._rounds(pool, k, level, queues)
-            if self.kai_compat:
+            if self.as_source:
                 unsatisfied.append((level, index))
             else:
                 pool = self._remainders(pool, level, index)
@@ -179,15 +179,15 @@ class Siblings:
 
     def _sum(self, values: Iterable[float]) -> float:
         """Return the sum, exactly or in KAI's way: rounded at every step. `sum` does neither from Python 3.12 on."""
-        return reduce(add, values, 0.0) if self.kai_compat else fsum(values)
+        return reduce(add, values, 0.0) if self.as_source else fsum(values)
 
     def _less(self, total: float, parts: Iterable[float]) -> float:
         """Subtract the parts from the total, exactly or in KAI's way."""
-        return reduce(sub, parts, total) if self.kai_compat else total - fsum(parts)
+        return reduce(sub, parts, total) if self.as_source else total - fsum(parts)
 
     def _weightless(self, wanting: Iterable[int], k: float) -> list[float]:
         """Return the positive P of queues with weight 0. KAI adds these to the sum S but gives the queues nothing."""
-        if k == 0 or not self.kai_compat:
+        if k == 0 or not self.as_source:
             return []
         return [p for i in wanting if not self.weight[i] > 0 and (p := self.usage[i] * -k) > 0]
 
@@ -206,7 +206,7 @@ class Siblings:
             p = history(weight, usage, k, total)
             sum_p = self._sum([*p, *weightless])
             if sum_p == 0:
-                if self.kai_compat:
+                if self.as_source:
                     break
                 p = history(weight, usage, 0.0, total)
                 sum_p = fsum(p)
@@ -278,19 +278,19 @@ class Siblings:
         fraction, share, cap = self.fraction, self.share, self.cap
         for i in sorted([i for i in index if fraction[i] > 0], key=fraction.__getitem__, reverse=True):
             room, left = cap[i] - share[i], pool - gone
-            most = 1.0 if self.kai_compat or room > 1.0 else room
+            most = 1.0 if self.as_source or room > 1.0 else room
             give = min(left, most)
             if not give > 0:
                 break
             share[i] += give
             given.append(give)
-            if self.kai_compat:
+            if self.as_source:
                 pool -= give
             else:
                 gone += most
             if self.steps is not None:
                 self.steps.append(Remainder(self.parent, level, self.names[i], fraction[i], give))
-        return pool if self.kai_compat else pool - fsum(given)
+        return pool if self.as_source else pool - fsum(given)
 
 
 def divide_above(case: DivisionProblem, least: Mapping[str, float]) -> Mapping[str, float]:
@@ -313,10 +313,10 @@ def divide_above(case: DivisionProblem, least: Mapping[str, float]) -> Mapping[s
         reserved |= below
 
 
-def divide(case: DivisionProblem, *, explain: bool = False, kai_compat: bool = False) -> Division:
+def divide(case: DivisionProblem, *, explain: bool = False, as_source: bool = False) -> Division:
     """Divide `case.total` among `case.claims`.
 
-    With `explain`, `Division.steps` contains every round. With `kai_compat` the result is that of KAI's scheduler.
+    With `explain`, `Division.steps` contains every round. With `as_source` the result is that of KAI's scheduler.
 
     Raises DivisionError for a duplicate name, an unknown parent or a cycle."""
     claims = list(case.claims)
@@ -329,7 +329,7 @@ def divide(case: DivisionProblem, *, explain: bool = False, kai_compat: bool = F
             raise DivisionError(f"queue {twice!r} occurs twice")
     steps: Steps | None = [] if explain else None
     if case.function == "divideOverQuotaResource":
-        siblings = Siblings(claims, None, steps, kai_compat=kai_compat)
+        siblings = Siblings(claims, None, steps, as_source=as_source)
         siblings.share = siblings.column([claim.initial for claim in siblings.claims])
         remaining = siblings.divide_over_quota(case.total, case.k)
         return Division(siblings.shares(), remaining, {}, tuple(steps or ()))
@@ -340,7 +340,7 @@ def divide(case: DivisionProblem, *, explain: bool = False, kai_compat: bool = F
     remaining = 0.0
     pending: list[str | None] = [None]
     for parent in pending:
-        siblings = Siblings(tree[parent], parent, steps, kai_compat=kai_compat)
+        siblings = Siblings(tree[parent], parent, steps, as_source=as_source)
         pool = siblings.give_deserved(case.total if parent is None else shares[parent])
         if explain:
             deserved.update(siblings.shares())

@@ -155,7 +155,7 @@ def shares_in_whole_gpus(siblings: LawQueues, weights: Sequence[float]) -> Seque
         QueueClaim(m.name, m.requested, m.deserved, m.limit, weight, m.usage)
         for m, weight in zip(siblings.members, weights, strict=True)
     )
-    shares = divide(DivisionProblem("turn", siblings.pool, siblings.scheduler_k, claims), kai_compat=True).shares
+    shares = divide(DivisionProblem("turn", siblings.pool, siblings.scheduler_k, claims), as_source=True).shares
     return [shares[name] for name in siblings.columns.names]
 
 
@@ -297,7 +297,7 @@ def _share(policy: Policy, gpus: float, own: QueuePolicy, gang: float, k: float,
                 parent=each.parent,
             )
         )  # fmt: skip
-    return divide(DivisionProblem("reach", gpus, k, tuple(claims)), kai_compat=True).shares[own.name]
+    return divide(DivisionProblem("reach", gpus, k, tuple(claims)), as_source=True).shares[own.name]
 
 
 def _in_turn(policy: Policy, gpus: float, own: QueuePolicy, gang: float) -> float:

@@ -53,7 +53,7 @@ def whole_gpus(names: Sequence[str], deserved: Sequence[float], priorities: Sequ
             )
             for q, name in enumerate(names)
         )
-        shares = divide(DivisionProblem("cycle", view.capacity, 0.0, claims), kai_compat=True).shares
+        shares = divide(DivisionProblem("cycle", view.capacity, 0.0, claims), as_source=True).shares
         return [shares[name] for name in names]
 
     return dividing
@@ -276,7 +276,7 @@ def _level_shares(
         leaves = scenario.leaves_of(department.name)
         request, usage = float(sum(asked[q] for q in leaves)), sum(used[q] for q in leaves)
         claims.append(replace(department, request=request, usage=usage))
-    shares = divide(DivisionProblem("cycle", capacity, k, tuple(claims)), kai_compat=True).shares
+    shares = divide(DivisionProblem("cycle", capacity, k, tuple(claims)), as_source=True).shares
     return [shares[queue.name] for queue in scenario.queues]
 
 

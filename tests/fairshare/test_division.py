@@ -31,7 +31,7 @@ def _check(text: str, count: int) -> None:
     assert len(vectors) == len(cases) == count
     wrong = []
     for vector, case in zip(vectors, cases, strict=True):
-        division = divide(case, kai_compat=True)
+        division = divide(case, as_source=True)
         accepted = [vector["expected"], *vector.get("alternatives", [])]
         if not any(_equal(each, dict(division.shares)) for each in accepted):
             wrong.append((case.name, vector["expected"], division.shares))
@@ -48,8 +48,8 @@ def test_equals_the_scheduler(vectors: str, count: int, request: pytest.FixtureR
 
 def test_an_explanation_changes_nothing_and_accounts_for_every_unit(golden_text: str) -> None:
     for case in parse(golden_text):
-        explained = divide(case, explain=True, kai_compat=True)
-        assert explained.shares == divide(case, kai_compat=True).shares
+        explained = divide(case, explain=True, as_source=True)
+        assert explained.shares == divide(case, as_source=True).shares
         given = dict(explained.deserved) or {claim.name: claim.initial for claim in case.claims}
         for step in explained.steps:
             if isinstance(step, DivisionRound):
@@ -94,7 +94,7 @@ def test_where_the_division_departs_from_kai(
     pool: float, k: float, claims: tuple[QueueClaim, ...], kai: dict[str, float], ours: dict[str, float]
 ) -> None:
     case = DivisionProblem("case", pool, k, claims)
-    compatible, by_default = divide(case, kai_compat=True), divide(case)
+    compatible, by_default = divide(case, as_source=True), divide(case)
     assert (dict(compatible.shares), dict(by_default.shares)) == (kai, pytest.approx(ours))
     assert compatible.remaining == pool - sum(kai.values())
     assert by_default.remaining == pytest.approx(0.0)
@@ -102,7 +102,7 @@ def test_where_the_division_departs_from_kai(
 
 def test_weightless_queues_with_negative_usage_count_in_the_sum_alone() -> None:
     claims = (QueueClaim("a", 10, weight=1.0), QueueClaim("b", 10, weight=0.0, usage=-2.0))
-    division = divide(DivisionProblem("phantom", 4, 1.0, claims), explain=True, kai_compat=True)
+    division = divide(DivisionProblem("phantom", 4, 1.0, claims), explain=True, as_source=True)
     assert isinstance(division.steps[0], DivisionRound)
     assert division.steps[0].sum_p == 4.0
     assert division.shares["b"] == 0.0

@@ -69,8 +69,8 @@ def test_order_of_input_is_of_no_account(claims: Claims, total: float, k: float,
     case = DivisionProblem("x", total, k, claims)
     shuffled = list(claims)
     random.shuffle(shuffled)
-    again = divide(replace(case, claims=tuple(shuffled)), explain=True, kai_compat=compat)
-    assert again == divide(case, explain=True, kai_compat=compat)
+    again = divide(replace(case, claims=tuple(shuffled)), explain=True, as_source=compat)
+    assert again == divide(case, explain=True, as_source=compat)
     assert list(again.shares) == sorted(again.shares)
 
 
@@ -79,7 +79,7 @@ def test_order_of_input_is_of_no_account(claims: Claims, total: float, k: float,
 def test_nobody_gets_more_than_he_can_use_but_for_one_remainder_in_kai(
     claims: Claims, total: float, k: float, compat: bool
 ) -> None:
-    division = divide(DivisionProblem("x", total, k, claims), explain=True, kai_compat=compat)
+    division = divide(DivisionProblem("x", total, k, claims), explain=True, as_source=compat)
     extra: dict[str, float] = {}
     for step in division.steps:
         if isinstance(step, Remainder):
@@ -119,7 +119,7 @@ def test_many_queues_get_the_same_with_and_without_an_explanation(seed: int, k: 
 @USUAL
 def test_the_pool_is_conserved(claims: Claims, total: float, k: float, compat: bool) -> None:
     flat = tuple(replace(claim, parent=None) for claim in claims)
-    division = divide(DivisionProblem("x", total, k, flat), explain=True, kai_compat=compat)
+    division = divide(DivisionProblem("x", total, k, flat), explain=True, as_source=compat)
     given_out = fsum(division.shares.values())
     if fsum(division.deserved.values()) < total:
         assert abs(given_out + division.remaining - total) <= 1e-9 * max(1.0, total)

@@ -33,7 +33,6 @@ SCHEDULERS = {
         "accountant/composition.py": _USAGE,
         "accountant/core/settings.py": _USAGE,
         "accountant/core/window_decay.py": "the source of the formula of decay",
-        "fairshare/__main__.py": "the command `shard`, named in help",
         "fairshare/laws/division.py": _DIVISION,
         "fairshare/laws/feedback_law.py": _DIVISION,
         "fairshare/laws/gang_turns.py": _DIVISION,
