@@ -202,8 +202,6 @@ OTHER, SLURM = "another-scheduler", "slurm-bridge-scheduler"
         "kai.scheduler/queue", "runai/queue", "slinky.slurm.net/slurm-account")),
     *((other, {}, {key: "q"}, "") for other in ("default-scheduler", OTHER) for key in (
         "slinky.slurm.net/slurm-account", "slurmjob.slinky.slurm.net/account")),
-    ("default-scheduler", {"kueue.x-k8s.io/queue-name": "a"}, {}, "kueue:ns/a"),
-    ("kai-scheduler", {"kueue.x-k8s.io/queue-name": "a", "kai.scheduler/queue": "b"}, {}, "kueue:ns/a"),
     ("default-scheduler", {}, {"kueue.x-k8s.io/queue-name": "a"}, ""),
     ("default-scheduler", {}, {}, ""),
 ])  # fmt: skip

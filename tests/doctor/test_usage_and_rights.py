@@ -34,6 +34,7 @@ from gputally.doctor.rbac_checks import (
     preempting,
 )
 from gputally.doctor.scheduler_checks import conflicts, guarantees, placement, weights
+from gputally.testing.fake_scheduler import GROUP
 from tests.fairshare.builders import policy_of
 
 CHART = Path(__file__).parents[1] / "chart" / "golden" / "on-prem.yaml"
@@ -62,9 +63,10 @@ def test_the_rights_are_those_of_the_chart() -> None:
     assert set(roles) == set(PROGRAMS)
 
 
+@pytest.mark.usefixtures("fake_scheduler")
 def test_rights_of_kinds_that_nobody_serves_are_not_asked_for() -> None:
-    served = {("", "pods"), ("kueue.x-k8s.io", "workloads")}
-    assert {right.resource for right in needed_rights("fairshare", served)} == {"pods", "workloads"}
+    served = {("", "pods"), (GROUP, "podgroups")}
+    assert {right.resource for right in needed_rights("fairshare", served)} == {"pods", "podgroups"}
     assert AccessRight("", "pods/eviction", "create") in needed_rights("fairshare", served, preempts=True)
     claims = {("resource.k8s.io", "resourceclaims")}
     assert set(needed_rights("fairshare", claims, extender=True)) == set(EXTENDING[:2])

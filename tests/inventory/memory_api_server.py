@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from accountant.inventory.kubernetes_inventory import ClusterInventory
+from gputally.base.clock import VirtualClock
 from gputally.base.errors import ClusterRefused, ClusterUnavailable, NotFound, VersionGone
 
 Object = dict[str, Any]
@@ -164,3 +166,18 @@ def node(name: str, *, ready: bool = True, since: str = "2026-10-01T00:10:00Z", 
             "images": [{"names": ["registry/image"], "sizeBytes": 1}],
         },
     }
+
+
+def thing(name: str, spec: dict[str, Any], owners: tuple[str, ...] = (), **status: Any) -> dict[str, Any]:
+    """Build an object of a scheduler. owners: uids of Jobs that own it."""
+    refs = [{"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": uid, "controller": True} for uid in owners]
+    return {
+        "metadata": {"name": name, "namespace": "vision", "ownerReferences": refs}, "spec": spec, "status": status
+    }  # fmt: skip
+
+
+def refs(inventory: ClusterInventory, clock: VirtualClock) -> dict[str, str]:
+    """Return the queue of each pod that is told, by its name."""
+    facts = inventory.read(clock.wall_ms()).pods
+    inventory.taken()
+    return {fact.name: fact.queue_ref for _, fact in facts}

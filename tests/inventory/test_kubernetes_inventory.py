@@ -16,30 +16,18 @@ from prometheus_client import CollectorRegistry, generate_latest
 from accountant.inventory.kubernetes_inventory import ClusterInventory
 from accountant.inventory.pod_owners import MANY
 from accountant.ledger.protocols import Down, JobKey, NamespaceFacts, NodeFacts
-from accountant.ledger.team_assignment import Assignment
 from accountant.runtime.job_and_task_metrics import FunctionCollector, inventory_metrics
-from accountant.wire.policy_models import UNASSIGNED, Policy, PolicyVersion
 from agent.wire import Owner, PodFacts
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
-from gputally.base.errors import ClusterRefused, ClusterUnavailable, VersionGone
+from gputally.base.errors import ClusterUnavailable, VersionGone
 from gputally.base.pod_stop import LONGEST_MESSAGE, PodStop, bounded
 from gputally.kubernetes.list_watch import PAGE, PAUSE_SECONDS, NamedObject, Reflector
 from gputally.kubernetes.scheduler_plugins import schedulers
-from tests.inventory.memory_api_server import PATHS, UNREACHABLE, FakeApi, node, owner, pod
+from tests.inventory.memory_api_server import UNREACHABLE, FakeApi, node, owner, pod, refs, thing
 from tests.plugin_cases import plugin_cases
 
 CREATED = 1_790_812_800_000  # 2026-10-01T00:00:00Z
-
-
-@pytest.fixture
-def api() -> FakeApi:
-    return FakeApi(served=set(PATHS))
-
-
-@pytest.fixture
-def inventory(api: FakeApi, clock: VirtualClock) -> ClusterInventory:
-    return ClusterInventory(api, clock, "prod", team_keys=["team"])
 
 
 def pods(inventory: ClusterInventory, clock: VirtualClock, *, taken: bool = True) -> dict[str, PodFacts]:
@@ -51,8 +39,7 @@ def pods(inventory: ClusterInventory, clock: VirtualClock, *, taken: bool = True
 
 def test_a_gpu_pod_with_its_whole_chain(api, inventory, clock):
     api.put("CronJob", owner("CronJob", "train"))
-    queued = {"kueue.x-k8s.io/queue-name": "lq"}
-    api.put("Job", owner("Job", "train-1", above=("batch/v1", "CronJob", "train"), labels=queued))
+    api.put("Job", owner("Job", "train-1", above=("batch/v1", "CronJob", "train")))
     state = {
         "phase": "Running",
         "conditions": [{"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-10-01T00:05:00Z"}],
@@ -67,7 +54,7 @@ def test_a_gpu_pod_with_its_whole_chain(api, inventory, clock):
         "train-1-x": PodFacts(
             seq=0, uid="uid-vision-train-1-x", namespace="vision", name="train-1-x", node="n1",
             owners=(Owner("Job", "train-1", "Job-vision-train-1"), Owner("CronJob", "train", "CronJob-vision-train")),
-            workload="CronJob/train", queue_ref="kueue:vision/lq", requests={"nvidia.com/gpu": "4"}, created_ms=CREATED,
+            workload="CronJob/train", requests={"nvidia.com/gpu": "4"}, created_ms=CREATED,
             scheduled_ms=CREATED + 300_000, started_ms=CREATED + 360_000, observed_ms=clock.wall_ms(),
         )
     }  # fmt: skip
@@ -168,10 +155,6 @@ STOPS: dict[str, tuple[dict[str, Any], dict[str, Any], PodStop | None]] = {
     "for a reason of a newer Kubernetes": (
         {"conditions": [condition("DisruptionTarget", "ByTheMoon")]}, {},
         PodStop("evicted", "", "ByTheMoon", "", ONE_MS),
-    ),
-    "by a scheduler with a condition of its own": (
-        {"conditions": [condition("TerminationTarget", "WorkloadEvicted", "Preempted to accommodate a workload")]}, {},
-        PodStop("evicted", "kueue", "WorkloadEvicted", "Preempted to accommodate a workload", ONE_MS),
     ),
     "by another condition": ({"conditions": [condition("example.com/Sad", "Rain")]}, {}, None),
     "by the kubelet": (
@@ -487,22 +470,6 @@ def test_epochs_that_pods_annotate_are_told_once_under_the_name_of_their_job(api
         inventory.taken()
 
 
-KUEUE = "kueue.x-k8s.io/queue-name"
-
-
-def thing(name: str, spec: dict[str, Any], owners: tuple[str, ...] = (), **status: Any) -> dict[str, Any]:
-    refs = [{"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": uid, "controller": True} for uid in owners]
-    return {
-        "metadata": {"name": name, "namespace": "vision", "ownerReferences": refs}, "spec": spec, "status": status
-    }  # fmt: skip
-
-
-def refs(inventory: ClusterInventory, clock: VirtualClock) -> dict[str, str]:
-    facts = inventory.read(clock.wall_ms()).pods
-    inventory.taken()
-    return {fact.name: fact.queue_ref for _, fact in facts}
-
-
 GROUPING = [(cases.PLACES[0], *cases.GROUP) for cases in plugin_cases("fairshare").values()]
 """A scheduler's name, and the kind, name, annotations of pods and reference of a group that names their queue."""
 
@@ -547,81 +514,6 @@ def test_a_group_made_after_its_pod(api, inventory, clock, scheduler, kind, grou
     assert refs(inventory, clock).keys() == {"a"}
 
 
-def test_where_a_local_queue_leads(api, inventory, clock):
-    """The Workload names the ClusterQueue that admitted it, and the queue of a job without a label."""
-    api.put("LocalQueue", thing("lq", {"clusterQueue": "cq"}))
-    api.put("Workload", thing("w", {"queueName": "lq"}, ("Job-vision-j",), admission={"clusterQueue": "other-cq"}))
-    api.put("Job", owner("Job", "j"))
-    api.put("Pod", pod("labelled", labels={KUEUE: "lq"}))
-    api.put("Pod", pod("unknown", labels={KUEUE: "nowhere"}))
-    api.put("Pod", pod("owned", owners=[("batch/v1", "Job", "j")]))
-    inventory.sync()
-    assert refs(inventory, clock) == {
-        "labelled": "kueue:vision/lq@cq", "unknown": "kueue:vision/nowhere", "owned": "kueue:vision/lq@other-cq",
-    }  # fmt: skip
-    api.put("LocalQueue", thing("lq", {"clusterQueue": "new"}))
-    inventory.follow()
-    assert refs(inventory, clock) == {"labelled": "kueue:vision/lq@new"}
-
-
-def test_the_cohorts_above_a_cluster_queue(api, inventory, clock):
-    """Nearest first. A change anywhere above reports the pods again; a change elsewhere reports none."""
-    api.put("LocalQueue", thing("lq", {"clusterQueue": "cq"}))
-    api.put("ClusterQueue", thing("cq", {"cohort": "vision"}))
-    api.put("ClusterQueue", thing("free", {}))
-    api.put("Cohort", thing("vision", {"parentName": "research"}))
-    api.put("Cohort", thing("research", {}))
-    api.put("Pod", pod("a", labels={KUEUE: "lq"}))
-    inventory.sync()
-    assert refs(inventory, clock) == {"a": "kueue:vision/lq@cq^vision^research"}
-    api.put("Cohort", thing("research", {"parentName": "all"}))
-    inventory.follow()
-    assert refs(inventory, clock) == {"a": "kueue:vision/lq@cq^vision^research^all"}
-    api.put("ClusterQueue", thing("free", {"cohort": "speech"}))
-    inventory.follow()
-    assert refs(inventory, clock) == {}
-    api.put("ClusterQueue", thing("cq", {"cohort": "speech"}))
-    inventory.follow()
-    assert refs(inventory, clock) == {"a": "kueue:vision/lq@cq^speech"}
-    api.put("Cohort", thing("speech", {"parentName": "round"}))
-    api.put("Cohort", thing("round", {"parentName": "speech"}))
-    inventory.follow()
-    assert refs(inventory, clock) == {"a": "kueue:vision/lq@cq^speech^round"}
-    api.put("ClusterQueue", thing("cq", {}))
-    inventory.follow()
-    assert refs(inventory, clock) == {"a": "kueue:vision/lq@cq"}
-
-
-def test_a_policy_may_name_either():
-    def rules(**queues: str) -> Assignment:
-        tree = [{"name": name, "refs": [ref]} for name, ref in queues.items()]
-        policy = Policy.model_validate({"schema": 1, "queues": tree})
-        return Assignment(PolicyVersion(version="1", effective_ms=0, policy=policy))
-
-    both = rules(near="kueue:vision/lq", far="kueue:cq")
-    assert both.queue("kueue:vision/lq@cq") == "near"
-    assert both.queue("kueue:speech/lq@cq") == "far"
-    assert both.queue("kueue:speech/lq") == UNASSIGNED
-    cohorts = rules(dept="kueue-cohort:research", near="kueue:cq2", top="kueue-cohort:all")
-    assert cohorts.queue("kueue:x/lq@cq^vision^research^all") == "dept"
-    assert cohorts.queue("kueue:x/lq@cq2^vision^research") == "near"
-    assert cohorts.queue("kueue:x/lq@cq^speech^all") == "top"
-    assert cohorts.queue("kueue:x/lq@cq^speech") == UNASSIGNED
-    assert rules(slurm="slurm:a").queue("slurm:a@b") == UNASSIGNED
-
-
-def test_schedulers_that_are_not_there(clock):
-    api = FakeApi()
-    inventory = ClusterInventory(api, clock, "prod")
-    api.put("Pod", pod("a", labels={KUEUE: "lq"}))
-    inventory.sync()
-    assert refs(inventory, clock) == {"a": "kueue:vision/lq"}
-    inventory.follow()
-    api.trouble = [None] * 3 + [ClusterRefused("GET: 403: forbidden")]
-    with pytest.raises(ClusterRefused, match="403"):
-        ClusterInventory(api, clock, "prod").sync()
-
-
 def test_how_old_what_is_known_is(api, inventory, clock):
     registry = CollectorRegistry()
     registry.register(FunctionCollector(partial(inventory_metrics, inventory, clock)))
@@ -634,7 +526,7 @@ def test_how_old_what_is_known_is(api, inventory, clock):
     text = generate_latest(registry).decode()
     assert 'gputally_inventory_age_seconds{kind="namespaces"} 0.0' in text
     assert 'gputally_inventory_age_seconds{kind="pods"} 90.0' in text
-    assert 'gputally_inventory_failures_total{kind="localqueues.kueue.x-k8s.io"} 0.0' in text
+    assert 'gputally_inventory_failures_total{kind="namespaces"} 0.0' in text
 
 
 ONE_PAGE = json.dumps(
@@ -706,17 +598,6 @@ def test_a_watch_that_ends_at_once_is_not_begun_again_without_a_pause():
     assert reflector.behind() is None
     now_ms[0] = 601_000
     assert reflector.behind() == "nodes were last read 601 s ago"
-
-
-def test_a_pod_that_names_an_owner_of_another_namespace_gets_nothing_of_its_workload(api, inventory, clock):
-    """Whoever creates a pod may write any uid as its owner's. Its time would otherwise be billed to another team."""
-    api.put("LocalQueue", thing("lq", {"clusterQueue": "cq"}))
-    api.put("Workload", thing("w", {"queueName": "lq"}, ("Job-vision-j",), admission={"clusterQueue": "cq"}))
-    forged = pod("forged", namespace="intruders", owners=[("batch/v1", "Job", "j")])
-    forged["metadata"]["ownerReferences"][0]["uid"] = "Job-vision-j"
-    api.put("Pod", forged)
-    inventory.sync()
-    assert refs(inventory, clock) == {"forged": ""}
 
 
 class Pauses(threading.Event):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fairshare.schedulers.kueue.kinds import WORKLOADS
+from gputally.doctor.rbac_checks import AccessRight, named_rights, needed_rights
 from gputally.doctor.scheduler_checks import (
     guarantees,
     own_queues,
@@ -71,3 +72,11 @@ def test_its_own_quotas_are_more_than_the_cluster_has() -> None:
     (found,) = guarantees(None, 16, 16, own_queues(MemoryInspector(QUOTAS), NO_NODES), []).findings
     assert found.what == "kueue's own queues are guaranteed more GPUs than the cluster has"
     assert found.evidence == "32 guaranteed, 16 installed: cq 32"
+
+
+def test_the_rights_asked_for_follow_the_policys_own_configmaps() -> None:
+    named = policy({"name": "a", "refs": ("kueue:a",)}, targets={"kueue": {"config": "batch/kueue-config"}})
+    right = AccessRight("", "configmaps", "get", "kueue-config")
+    assert named_rights(named) == (right,)
+    assert right in needed_rights("fairshare", {("", "configmaps")}, named=named_rights(named))
+    assert named_rights(policy({"name": "a", "refs": ("kueue:a",)})) == (), "its own name for it needs no other right"
