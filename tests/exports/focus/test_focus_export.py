@@ -172,6 +172,30 @@ def test_every_sort_of_charge_is_there_and_says_what_it_is() -> None:
     assert by_hand == {"Credit": "-250.00", "Adjustment": "12.00"}
 
 
+def test_a_charge_keeps_its_key_from_release_to_release() -> None:
+    """Whoever loads a month again knows by it which charges there already are."""
+    sorts = {"Usage": "busy", "Correction": "busy", "Credit": "", "Adjustment": ""}
+    found: dict[str, str] = {}
+    for row in read(sample_month.charged()):
+        sort = row["ChargeClass"] or row["ChargeCategory"]
+        if row["x_Account"] == sorts[sort]:
+            found.setdefault(sort, row["x_ChargeKey"])
+    assert found == {
+        "Usage": "2026-10-d2ec73170c25ccc6359fe314",
+        "Correction": "2026-10-a02cb61a7f7e93cd2365ee92",
+        "Credit": "2026-10-b7c26408cdd27e1bcac4c81a",
+        "Adjustment": "2026-10-51e0939c9c75fb733380fe66",
+    }
+
+
+def test_notes_have_names_as_they_are_written() -> None:
+    ledger = sample_month.charged_ledger()
+    ledger.add(held("2026-10-02", "2026-10-03", 8, team="Föhn", cluster="prod", pod="late-0"))
+    span = sample_month.START_MS, sample_month.END_MS
+    report = build(ledger, sample_month.charged_book(), *span, issuer=InvoiceIssuer())
+    assert '"Föhn": ' in unpack(written("focus", report))["notes.json"].decode()
+
+
 def test_what_is_no_charge_is_named_in_the_notes() -> None:
     report = sample_month.charged()
     rows, said = read(report), notes(report)
