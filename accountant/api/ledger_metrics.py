@@ -22,13 +22,12 @@ import structlog
 from prometheus_client.core import Metric
 
 from accountant.api.dependencies import ServedLedger
-from accountant.api.operator_routes import MOST_QUARANTINED
 from accountant.billing.budget_forecast import states
 from accountant.billing.charge import ALLOCATED, Charge, quantify
 from accountant.billing.usage_pricing import charges, cost
 from accountant.core.periods import Month
 from accountant.core.settings import Settings
-from accountant.ledger.protocols import Moment, NodeFacts
+from accountant.ledger.protocols import MOST_QUARANTINED, Moment, NodeFacts
 from accountant.ledger.usage import ACCOUNTS, coverage
 from accountant.prices.price_book import PriceBook
 from accountant.runtime.job_and_task_metrics import CachingCollector
@@ -315,15 +314,16 @@ class LedgerCollector(CachingCollector):
             "Latest instant up to which at least 98 % of the GPUs in service have records.",
             None if reached is None else reached / MS_PER_SECOND,
         )
+        imbalance = moment.imbalance(settled_ms - MS_PER_HOUR, settled_ms)
         yield _figure(
             "gputally_ledger_imbalance_seconds",
             "GPU-seconds of the last settled hour that are in no account or in two; more than 0 shows a defect.",
-            moment.imbalance(settled_ms - MS_PER_HOUR, settled_ms).total_us / _US_PER_SECOND,
+            imbalance.total_us / _US_PER_SECOND,
         )
         yield _figure(
             "gputally_ledger_quarantined_rows",
             f"Records that were not booked, up to {MOST_QUARANTINED}.",
-            moment.quarantined_rows(MOST_QUARANTINED),
+            imbalance.quarantined,
         )
         yield _figure("gputally_ledger_wal_bytes", "Size of the write-ahead log.", self._ledger.wal_bytes())
         yield _figure(

@@ -21,7 +21,15 @@ from accountant.api.problems import Refusal, answers, refuses, with_body
 from accountant.api.query_parameters import Params, SpanParams, check_cost, instant, invalid
 from accountant.bookkeeping.month_closing import faults
 from accountant.core.errors import LedgerUnavailable
-from accountant.ledger.protocols import ClockReport, GpuMove, GpuOwnership, MisdatedRecords, RetiredDevice, Retirement
+from accountant.ledger.protocols import (
+    MOST_QUARANTINED,
+    ClockReport,
+    GpuMove,
+    GpuOwnership,
+    MisdatedRecords,
+    RetiredDevice,
+    Retirement,
+)
 from accountant.ledger.usage import coverage
 from accountant.notifications.dispatcher import Dispatcher, UnknownDelivery
 from accountant.notifications.subscriptions import Delivery
@@ -69,8 +77,6 @@ def fetch_backup(name: BackupName, deps: AppDeps, _: Admin) -> StreamingResponse
     return StreamingResponse(backups.content(deps.backups.store, backup), media_type=MEDIA_TYPE, headers=headers)
 
 
-MOST_QUARANTINED = 10_000
-"""Upper limit of counted and listed records; a node with more has a serious fault."""
 _SHOWN = 100
 
 
@@ -107,7 +113,6 @@ def check_ledger(params: Annotated[CheckParams, Query()], deps: AppDeps, _: Admi
     start, end, zone = span
     with deps.ledger.moment(start, end) as moment:
         imbalance, usage = moment.imbalance(start, end), moment.usage((start, end), ())
-        quarantined_rows = moment.quarantined_rows(MOST_QUARANTINED)
     books = deps.books.books()
     if params.lake and deps.lake is None:
         raise invalid("lake", "this accountant publishes to no lake: set lake.warehouse in its settings")
@@ -119,7 +124,7 @@ def check_ledger(params: Annotated[CheckParams, Query()], deps: AppDeps, _: Admi
         differences=tuple(imbalance.lines[:_SHOWN]),
         coverage=coverage(usage),
         capacity_gpu_us=usage.sum_of_accounts().total,
-        quarantined_rows=quarantined_rows,
+        quarantined_rows=imbalance.quarantined,
         wal_bytes=deps.ledger.wal_bytes(),
         closed_months=len(books.closed),
         month_faults=tuple(faults(books)),

@@ -88,7 +88,7 @@ from accountant.bookkeeping.month_closing import (
 from accountant.bookkeeping.price_book_versions import BookVersion, ComposedPriceBook, PriceBooks
 from accountant.core.periods import Month, local_date, zone
 from accountant.ledger.journal import Act, ActKind, NewAct, record, retry_when_books_moved
-from accountant.ledger.protocols import Ledger, Moment, Quarantined
+from accountant.ledger.protocols import MOST_QUARANTINED, Ledger, Moment, Quarantined
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from gputally.base.clock import Clock
@@ -383,10 +383,8 @@ class Credits(_Books):
         return books.booked_in(month, first, current)
 
 
-MOST_QUARANTINED = 10_000
 MOST_DRAFTS: Final = 1_000
 """Drafts of one month; more than one an hour."""
-"""Maximum number of quarantined records that are checked for one month, the newest ones."""
 
 
 class Bookkeeper:

@@ -615,10 +615,6 @@ class LakeLedger:
         """Yields this ledger itself: no snapshot is needed, because rows change only with a new publication."""
         yield self
 
-    def quarantined_rows(self, most: int) -> int:  # noqa: ARG002
-        """Always raises UnsupportedQuestion, because the quarantine is not published."""
-        raise self._not_published("the records in quarantine")
-
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:  # noqa: ARG002
         """Always raises UnsupportedQuestion, because the quarantine is not published."""
         raise self._not_published("the records in quarantine")

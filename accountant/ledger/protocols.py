@@ -605,12 +605,19 @@ class JobPods(NamedTuple):
         return max((wait for wait in (self.queued_ms, waiting) if wait is not None), default=None)
 
 
+MOST_QUARANTINED: Final = 10_000
+"""Records that were not booked are counted, listed and looked through for a month up to this number, the newest."""
+
+
 @dataclass(frozen=True, slots=True)
 class Imbalance:
-    """The sum of all absolute differences in a ledger (0 if it balances), and a description of each difference."""
+    """The sum of all absolute differences in a ledger (0 if it balances), and a description of each difference.
+
+    quarantined: the number of records that were not booked, of all time, up to MOST_QUARANTINED."""
 
     total_us: int
     lines: tuple[str, ...]
+    quarantined: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -759,10 +766,6 @@ class Moment(Acts, Protocol):
         """The records that were not booked, newest first."""
         ...
 
-    def quarantined_rows(self, most: int) -> int:
-        """The number of records that were not booked, up to `most`. Their content is not read."""
-        ...
-
     def holes(self, limit: int = 1000) -> list[Hole]:
         """The sequence numbers that will never arrive, by outbox, newest first."""
         ...
@@ -772,7 +775,8 @@ class Moment(Acts, Protocol):
         ...
 
     def imbalance(self, start_ms: int, end_ms: int) -> Imbalance:
-        """What does not add up in the span. The moment must have been opened for it."""
+        """What does not add up in the span, and how much is not booked at all. The moment must have been opened for
+        the span."""
         ...
 
 

@@ -23,6 +23,7 @@ from accountant.ledger import usage as usage_relation
 from accountant.ledger.journal import Act, ActKind
 from accountant.ledger.protocols import (
     MOST_HOLDS,
+    MOST_QUARANTINED,
     EpochReport,
     GpuOwnership,
     Hold,
@@ -142,17 +143,13 @@ class Snapshot:
         """Return quarantined records, newest first."""
         return [Quarantined(*row) for row in self._cursor.rows("quarantined", {"limit": limit})]
 
-    def quarantined_rows(self, most: int) -> int:
-        """Return the number of quarantined records, up to `most`. Their content is not read."""
-        count: int = self._cursor.run("SELECT count(*) FROM (SELECT seq FROM quarantine LIMIT ?)", [most])[0][0]
-        return count
-
     def holes(self, limit: int = 1000) -> list[Hole]:
         """Return the sequence numbers that will never arrive, by outbox, newest first."""
         return [Hole(*row) for row in self._cursor.rows("holes", {"limit": limit})]
 
     def imbalance(self, start_ms: int, end_ms: int) -> Imbalance:
-        """Find what does not add up in the span. The moment must have been opened for it."""
+        """Find what does not add up in the span, and count quarantined records without reading their content. The
+        moment must have been opened for the span."""
         return imbalance(self._cursor, self._state, start_ms, end_ms)
 
     def misdated(self, now_ms: int) -> tuple[MisdatedRecords, ...]:
@@ -408,7 +405,8 @@ def imbalance(cursor: Cursor, state: State, start_ms: int, end_ms: int) -> Imbal
                     continue
                 total += abs(value)
                 lines.append(f"stored sum of the {table} from {utc(at_ms)} on: {name} differs from its rows by {value}")
-    return Imbalance(total, tuple(lines))
+    (count,) = cursor.run("SELECT count(*) FROM (SELECT seq FROM quarantine LIMIT ?)", [MOST_QUARANTINED])[0]
+    return Imbalance(total, tuple(lines), count)
 
 
 def misdated_items(cursor: Cursor, now_ms: int) -> tuple[MisdatedRecords, ...]:

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from accountant.billing.cost_allocation import statement
 from accountant.billing.statements import canonical, from_canonical
-from accountant.bookkeeping.bookkeeper import MOST_QUARANTINED, Bookkeeper
+from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.bookkeeping.month_closing import CannotClose, faults, statement_hash
 from accountant.core.errors import LedgerUnavailable
 from accountant.core.periods import Month, zone
 from accountant.ledger.journal import BooksMoved, NewAct
-from accountant.ledger.protocols import Quarantined
+from accountant.ledger.protocols import MOST_QUARANTINED, Quarantined
 from accountant.wire.usage_cost_and_job_models import Accounts
 from gputally.base.clock import VirtualClock
 from tests.billing.usage_rows import BOOK, NOV, OCT, SEP, Breaking, at, held, october, price_book, unheld

@@ -255,14 +255,11 @@ class ListLedger(MemoryJournal):
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:
         return self.refused[:limit]
 
-    def quarantined_rows(self, most: int) -> int:
-        return len(self.refused[:most])
-
     def holes(self, limit: int = 1000) -> list[Hole]:
         return self.missing[:limit]
 
     def imbalance(self, start_ms: int, end_ms: int) -> Imbalance:
-        return Imbalance(0, ())  # rows are all that it has
+        return Imbalance(0, (), len(self.refused))  # rows are all that it has
 
     def misdated(self, now_ms: int) -> tuple[MisdatedRecords, ...]:
         return ()  # it takes what is dated as it is told

@@ -190,7 +190,7 @@ def test_large_records_leave_little_in_the_quarantine_and_their_gaps_count(narro
     assert kept.reason == "bad-name"
     assert len(kept.content) < 10_000
     assert json.loads(kept.content)["start_ms"] == START_MS, "its time is still known"
-    assert (present(narrow).quarantined_rows(10), present(narrow).quarantined_rows(0)) == (1, 0)
+    assert present(narrow).imbalance(0, 0).quarantined == 1
 
 
 def test_new_outboxes_are_limited_and_nothing_of_the_refused_one_is_stored(ledger, hand):

@@ -58,7 +58,6 @@ NOT_KEPT: Mapping[str, Cannot] = {
             )
         },
         "the quarantine": (lambda one: one.quarantined(), "quarantine"),
-        "the size of the quarantine": (lambda one: one.quarantined_rows(10), "quarantine"),
         "missing records": (lambda one: one.holes(), "missing"),
         "what is misdated": (lambda one: one.misdated(SPAN[1]), "future"),
         "an imbalance": (lambda one: one.imbalance(*SPAN), "rows"),
@@ -107,13 +106,12 @@ ASKED: Asked = {
     "epoch_counts": lambda one: one.epoch_counts([JOB]),
     "gpu_owners": lambda one: one.gpu_owners(),
     "quarantined": lambda one: one.quarantined(),
-    "quarantined_rows": lambda one: one.quarantined_rows(10),
     "holes": lambda one: one.holes(),
     "misdated": lambda one: one.misdated(SPAN[1]),
     "imbalance": lambda one: one.imbalance(*SPAN).lines,
 }
 """A question for each method of a moment."""
-FAULTS = {"quarantined", "quarantined_rows", "holes", "misdated", "imbalance"}
+FAULTS = {"quarantined", "holes", "misdated", "imbalance"}
 """The ledger has none of these, so that their answer tells nothing of whether they are kept."""
 
 
@@ -246,8 +244,8 @@ def test_gpus_belong_to_the_nodes_of_their_usage(several: Several) -> None:
 
 
 def test_nothing_is_out_of_balance(several: Several) -> None:
-    assert several.truth.imbalance(*SPAN).lines == ()
-    assert several.truth.quarantined_rows(10) == len(several.truth.quarantined()) == 0
+    found = several.truth.imbalance(*SPAN)
+    assert (found.lines, found.quarantined, several.truth.quarantined()) == ((), 0, [])
 
 
 @pytest.mark.parametrize("measure", ["allocated", "busy"])
