@@ -37,8 +37,10 @@ QUEUE_KEY, GROUP_KEY = f"{GROUP}/queue", f"{GROUP}/pod-group"
 """The label with a pod's queue, and the annotation with its PodGroup."""
 FRACTION_KEY, MEMORY_KEY, DEVICES_KEY = f"{GROUP}/fraction", f"{GROUP}/memory", f"{GROUP}/devices"
 """Annotations with which a pod requests parts of GPUs."""
-RESERVATIONS: Final = "fake-reservations"
-"""The namespace of the pods that hold GPUs for those that share them."""
+SHARED_KEY: Final = f"{GROUP}/gpu-group"
+"""The label that joins a reservation with the pods that share its GPU."""
+RESERVATIONS, OLD_RESERVATIONS = "fake-reservations", "fake-old-reservations"
+"""The namespaces of the pods that hold GPUs for those that share them, of two versions."""
 QUEUE = Kind(f"{GROUP}/v1", "Queue", "queues")
 SETUP = Kind(f"{GROUP}/v1", "Setup", "setups")
 POD_GROUP = Kind(f"{GROUP}/v1", "PodGroup", "podgroups", namespaced=True)
@@ -60,7 +62,9 @@ SCHEDULER = SchedulerPlugin(
     page="docs/plugins/scheduler.md",
     pods=PodQueueLabels((QUEUE_KEY,), frozenset({SCHEDULER_NAME})),
     gangs=PodGangKeys(POD_GROUP.kind, GROUP_KEY),
-    shares=SharedGpuKeys(FRACTION_KEY, MEMORY_KEY, DEVICES_KEY, frozenset({RESERVATIONS})),
+    shares=SharedGpuKeys(
+        FRACTION_KEY, MEMORY_KEY, DEVICES_KEY, frozenset({RESERVATIONS, OLD_RESERVATIONS}), SHARED_KEY
+    ),
     own_queue=_own_queue,
     player="gputally.testing.fake_scheduler_player:FakePlayer",
     rights=(

@@ -70,7 +70,7 @@ TWO_GPUS = {"nvidia.com/gpu": "2"}
         {"spec": {"containers": [{"name": "a", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}]}},
         {"spec": {"containers": [{"name": "a", "resources": {"requests": {"amd.com/gpu": "1"}}}]}},
         {"spec": {"containers": [{"name": "a"}], "resourceClaims": [{"name": "gpu", "resourceClaimName": "c"}]}},
-        {"gpus": 0, "annotations": {"gpu-fraction": "0.5"}},
+        *({"gpus": 0, "annotations": {one.shares.fraction: "0.5"}} for one in schedulers().values() if one.shares),
         {"gpus": 0, "annotations": {"nvidia.com/container.a.gpu-memory.request": "20Gi"}},
         {"spec": {"containers": [], "initContainers": [{"name": "i", "resources": {"limits": TWO_GPUS}}]}},
     ],

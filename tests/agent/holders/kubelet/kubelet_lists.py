@@ -12,8 +12,8 @@ from tests.agent.sample_values import gpu, uuid
 A, B = uuid(0), uuid(1)
 GPUS = (gpu(0), gpu(1), gpu(2, "1g.18gb", "3g.71gb"))
 MEMORY_MIB = 143_771
-FORGED = {"hami.io/vgpu-devices-allocated": f"{B},NVIDIA,1438,1:;", "gpu-fraction": "0.01", "gpu-memory": "1",
-          "nvidia.com/gpucores": "1", "nvidia.com/gpumem": "1"}  # fmt: skip
+FORGED = {"hami.io/vgpu-devices-allocated": f"{B},NVIDIA,1438,1:;", "fake.gputally.dev/fraction": "0.01",
+          "fake.gputally.dev/memory": "1", "nvidia.com/gpucores": "1", "nvidia.com/gpumem": "1"}  # fmt: skip
 """Annotations and labels that the owner of a pod can change at any time."""
 
 
@@ -29,8 +29,8 @@ def offered(*ids: str) -> tuple[ContainerDevices, ...]:
     return (ContainerDevices("nvidia.com/gpu", ids),)
 
 
-KAI = frozenset({"kai"})
+FAKE = frozenset({"fake"})
 
 
 def join(pods: Iterable[PodResources], views: Iterable[PodView] = (), **node: object) -> NodeAllocations:
-    return find_holders(pods, {v.key: v for v in views}, NodeDevices(GPUS, **{"systems": KAI, **node}))  # type: ignore[arg-type]
+    return find_holders(pods, {v.key: v for v in views}, NodeDevices(GPUS, **{"systems": FAKE, **node}))  # type: ignore[arg-type]

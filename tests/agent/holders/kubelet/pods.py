@@ -29,7 +29,7 @@ def pod_object(
     limits = {"nvidia.com/gpu": str(gpus)} if gpus else {}
     spec = {
         "nodeName": "node-1",
-        "schedulerName": "kai-scheduler",
+        "schedulerName": "fake-scheduler",
         "priority": 100,
         "containers": [{"name": "main", "image": "i", "resources": {"limits": limits, "requests": limits}}],
         **more.pop("spec", {}),

@@ -177,12 +177,12 @@ def followed(backend: Backend) -> Iterator[Seen]:
 
 def test_a_pod_is_known_with_all_it_is_billed_by(backend: Backend, followed: Seen) -> None:
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "7c1d", "controller": True}
-    labels = {"team": "vision", "kai.scheduler/queue": "research", "secret": "x"}
+    labels = {"team": "vision", "fake.gputally.dev/queue": "research", "secret": "x"}
     uid = backend.put(pod_object(name="p0", labels=labels, ownerReferences=[owner]))
     followed.until(lambda: any(v.running for v in followed.views().values()))
     (facts,) = followed.facts(1, ())
     assert (facts.uid, facts.namespace, facts.name, facts.node) == (uid, "vision", "p0", "node-1")
-    assert (facts.labels, facts.queue_ref) == ({"team": "vision"}, "kai:research")
+    assert (facts.labels, facts.queue_ref) == ({"team": "vision"}, "fake:research")
     assert (facts.owners, facts.workload) == ((Owner("Job", "train", "7c1d"),), "Job/train")
     assert facts.requests == {"nvidia.com/gpu": "1"}
     assert None not in (facts.created_ms, facts.scheduled_ms, facts.started_ms)

@@ -34,7 +34,18 @@ from agent.holders.kubelet.lean_list_watch import ApiServer, LeanReflector
 from agent.holders.reserved_gpus import declared_ppm, replace_reservations
 from agent.wire import Holder
 from gputally.base.clock import SystemClock, VirtualClock
-from tests.agent.holders.kubelet.kubelet_lists import FORGED, GPUS, KAI, MEMORY_MIB, A, B, box, given_pod, join, offered
+from tests.agent.holders.kubelet.kubelet_lists import (
+    FAKE,
+    FORGED,
+    GPUS,
+    MEMORY_MIB,
+    A,
+    B,
+    box,
+    given_pod,
+    join,
+    offered,
+)
 from tests.agent.holders.kubelet.pods import Following, view
 from tests.agent.sample_values import UID, gpu, pod, uuid
 from tests.deadlines import until
@@ -216,21 +227,25 @@ def test_claimed_devices_are_shared_where_several_pods_name_them() -> None:
 
 # --- reservations and virtual devices -------------------------------------------------------------
 
-RESERVATION = view(
-    namespace="kai-resource-reservation", name="gpu-reservation-1", uid="r", labels={"runai-gpu-group": "g1"}
-)
-STAND_IN = Allocation(A, Holder("pod", uid="r", namespace="kai-resource-reservation", name="x"))
-RESERVED = given_pod("gpu-reservation-1", box("main", A), namespace="kai-resource-reservation")
+
+def reservation() -> PodView:
+    """The pod that holds a GPU for those that share it."""
+    labels = {"fake.gputally.dev/gpu-group": "g1"}
+    return view(namespace="fake-reservations", name="gpu-reservation-1", uid="r", labels=labels)
+
+
+STAND_IN = Allocation(A, Holder("pod", uid="r", namespace="fake-reservations", name="x"))
+RESERVED = given_pod("gpu-reservation-1", box("main", A), namespace="fake-reservations")
 
 
 def sharer(name: str, fraction: str = "", **more: object) -> PodView:
-    annotations = {"gpu-fraction": fraction} if fraction else {}
-    fields: dict[str, object] = {"labels": {"runai-gpu-group": "g1"}, "annotations": annotations, **more}
+    annotations = {"fake.gputally.dev/fraction": fraction} if fraction else {}
+    fields: dict[str, object] = {"labels": {"fake.gputally.dev/gpu-group": "g1"}, "annotations": annotations, **more}
     return view(name=name, uid=name, gpus=0, **fields)
 
 
 def reserved(*views: PodView, **node: object) -> NodeAllocations:
-    return join([RESERVED], [RESERVATION, *views], **node)
+    return join([RESERVED], [reservation(), *views], **node)
 
 
 def test_the_pods_that_share_a_gpu_hold_it_and_not_the_one_that_reserves_it() -> None:
@@ -240,7 +255,7 @@ def test_the_pods_that_share_a_gpu_hold_it_and_not_the_one_that_reserves_it() ->
 
 
 def test_a_part_declared_in_memory_is_a_fraction_of_the_memory() -> None:
-    (found,) = reserved(sharer("p", annotations={"gpu-memory": str(MEMORY_MIB // 2)})).allocations
+    (found,) = reserved(sharer("p", annotations={"fake.gputally.dev/memory": str(MEMORY_MIB // 2)})).allocations
     assert found.fraction_ppm == 499_996  # 71885 of 143771 MiB
     (odd,) = reserved(sharer("p", "much")).allocations
     assert odd.fraction_ppm is None
@@ -250,13 +265,13 @@ def test_a_part_declared_in_memory_is_a_fraction_of_the_memory() -> None:
     ({f"{CONTAINER}.request": f"{MEMORY_MIB // 2}Mi"}, 499_996),
     ({f"{CONTAINER}.limit": f"{MEMORY_MIB // 2}Mi"}, 499_996),
     ({f"{CONTAINER}.request": f"{MEMORY_MIB // 4}Mi", f"{CONTAINER}.limit": f"{MEMORY_MIB}Mi"}, 249_994),
-    ({f"{CONTAINER}.request": "1Mi", "gpu-fraction": "0.5"}, 500_000),
-    ({f"{CONTAINER}.request": f"{MEMORY_MIB // 2}Mi", "gpu-fraction": "0.01"}, 499_996),
-    ({f"{CONTAINER}.request": "1Mi", "gpu-memory": str(MEMORY_MIB // 2)}, 499_996),
+    ({f"{CONTAINER}.request": "1Mi", "fake.gputally.dev/fraction": "0.5"}, 500_000),
+    ({f"{CONTAINER}.request": f"{MEMORY_MIB // 2}Mi", "fake.gputally.dev/fraction": "0.01"}, 499_996),
+    ({f"{CONTAINER}.request": "1Mi", "fake.gputally.dev/memory": str(MEMORY_MIB // 2)}, 499_996),
     ({f"{CONTAINER}.request": "half"}, None),
 ], ids=["request", "limit", "request below limit", "a larger part", "a smaller part", "more", "no size"])  # fmt: skip
 def test_memory_requested_for_a_container_is_a_part_of_the_gpu(annotations: dict[str, str], ppm: int | None) -> None:
-    """Whichever of a pod's declarations KAI's version reads, the pod gets no smaller part by the other."""
+    """Whichever of a pod's declarations the scheduler's version reads, the pod gets no smaller part by the other."""
     (found,) = reserved(sharer("p", annotations=annotations)).allocations
     assert (found.sharing, found.fraction_ppm) == ("fraction", ppm)
 
@@ -266,26 +281,28 @@ def test_a_reservation_without_its_pods_still_keeps_the_gpu() -> None:
 
 
 def test_a_pod_on_several_shared_gpus() -> None:
-    other = view(namespace="runai-reservation", name="r2", uid="r2", labels={"runai-gpu-group": "g2"})
-    second = given_pod("r2", box("main", B), namespace="runai-reservation")
-    both = sharer("p", "0.5", labels={"runai-gpu-group/g1": "g1", "runai-gpu-group/g2": "g2"})
-    found = join([RESERVED, second], [RESERVATION, other, both]).allocations
+    other = view(namespace="fake-old-reservations", name="r2", uid="r2", labels={"fake.gputally.dev/gpu-group": "g2"})
+    second = given_pod("r2", box("main", B), namespace="fake-old-reservations")
+    both = sharer("p", "0.5", labels={"fake.gputally.dev/gpu-group/g1": "g1", "fake.gputally.dev/gpu-group/g2": "g2"})
+    found = join([RESERVED, second], [reservation(), other, both]).allocations
     assert [(a.gpu_uuid, a.holder.name) for a in found] == [(A, "p"), (B, "p")]
 
 
 @pytest.mark.parametrize(("namespaces", "listed"), [
-    (("kai-resource-reservation",), [Allocation(A, pod("a"), sharing="fraction", fraction_ppm=500_000)]),
-    (("kai-resource-reservation", "runai-reservation"), []),
+    (("fake-reservations",), [Allocation(A, pod("a"), sharing="fraction", fraction_ppm=500_000)]),
+    (("fake-reservations", "fake-old-reservations"), []),
 ], ids=["listed by the kubelet too", "two reservations of one GPU"])  # fmt: skip
 def test_a_pod_behind_reservations_counts_once(namespaces: tuple[str, ...], listed: list[Allocation]) -> None:
     stand_ins = [Allocation(A, Holder("pod", uid=name, namespace=name, name="x")) for name in namespaces]
-    found = replace_reservations([*stand_ins, *listed], [(A, "", pod("a"))], {}, {A: GPUS[0]}, KAI)
+    found = replace_reservations([*stand_ins, *listed], [(A, "", pod("a"))], {}, {A: GPUS[0]}, FAKE)
     assert shares(found) == [("a", "fraction", 500_000 if listed else None)]
 
 
-@pytest.mark.parametrize("systems", [frozenset(), frozenset({"kai"}), frozenset({"hami"}), frozenset({"kai", "hami"})])
+@pytest.mark.parametrize(
+    "systems", [frozenset(), frozenset({"fake"}), frozenset({"hami"}), frozenset({"fake", "hami"})]
+)
 @pytest.mark.parametrize("device", [A, f"{A}::1", GPUS[2].mig[0].uuid])
-def test_annotations_take_nothing_off_what_the_kubelet_gave(systems: frozenset[str], device: str) -> None:
+def test_annotations_take_nothing_off_what_the_kubelet_gave(systems: set[str], device: str) -> None:
     pods = [given_pod("train-0", box("main", device))]
     parts = offered(f"{A}::0", f"{A}::1")
     plain = join(pods, [view()], offered=parts, systems=systems)
@@ -294,30 +311,30 @@ def test_annotations_take_nothing_off_what_the_kubelet_gave(systems: frozenset[s
 
 
 def test_a_part_declared_of_a_size_that_was_not_read_is_unknown() -> None:
-    requests = {"a": {"gpu-memory": "20390"}}
+    requests = {"a": {"fake.gputally.dev/memory": "20390"}}
     unsized = {A: replace(GPUS[0], memory_mib=None)}
-    found = replace_reservations([STAND_IN], [(A, "", pod("a"))], requests, unsized, KAI)
+    found = replace_reservations([STAND_IN], [(A, "", pod("a"))], requests, unsized, FAKE)
     assert shares(found) == [("a", "fraction", None)]
 
 
-def test_where_kai_is_not_switched_on_the_reservation_pod_holds_what_the_kubelet_gave_it() -> None:
+def test_where_it_is_not_switched_on_the_reservation_pod_holds_what_the_kubelet_gave_it() -> None:
     found = reserved(sharer("half", "0.5"), systems=frozenset())
     assert held(found) == [(A, "", "gpu-reservation-1", "main")]
-    assert found.unnamed == {"kai"}
+    assert found.unnamed == {"fake"}
 
 
-def test_where_kai_is_not_switched_on_no_running_process_takes_a_reservations_place() -> None:
+def test_where_it_is_not_switched_on_no_running_process_takes_a_reservations_place() -> None:
     found = replace_reservations([STAND_IN], [(A, "", pod("a"))], {}, {A: GPUS[0]}, frozenset())
     assert found == (STAND_IN,)
 
 
-def test_a_pod_that_kai_did_not_place_joins_none_of_its_groups() -> None:
+def test_a_pod_that_the_scheduler_did_not_place_joins_none_of_its_groups() -> None:
     stranger = sharer("stranger", "0.5", spec={"schedulerName": "default-scheduler"})
     found = reserved(sharer("half", "0.5"), stranger).allocations
     assert [a.holder.name for a in found] == ["half"]
 
 
-request_keys = st.sampled_from(["gpu-fraction", "gpu-memory", "nvidia.com/gpucores"])
+request_keys = st.sampled_from(["fake.gputally.dev/fraction", "fake.gputally.dev/memory", "nvidia.com/gpucores"])
 
 
 @pytest.mark.parametrize(("text", "ppm"), [
@@ -334,7 +351,7 @@ def test_a_long_text_is_read_to_its_end(text: str, ppm: int | None) -> None:
 @given(st.dictionaries(request_keys, st.text(max_size=12)))
 def test_no_request_text_is_too_strange(requests: dict[str, str]) -> None:
     for known in ({A: GPUS[0]}, {}):
-        replace_reservations([STAND_IN], [(A, "", pod("a"))], {"a": requests}, known, KAI)
+        replace_reservations([STAND_IN], [(A, "", pod("a"))], {"a": requests}, known, FAKE)
 
 
 names = st.sampled_from([A, f"{A}::0", f"{A}::1", GPUS[2].mig[0].uuid, "nvidia0/vgpu1", uuid(9), "mlx5_0", f"{A}-1"])
@@ -353,8 +370,12 @@ hami_texts = st.one_of(
 def test_whatever_is_said_nobody_holds_what_is_not_there(
     pods: list[PodResources], fraction: str, memory: str, hami: str
 ) -> None:
-    annotations = {"gpu-fraction": fraction, "gpu-memory": memory, "hami.io/vgpu-devices-allocated": hami}
-    views = [RESERVATION, view(name="p0", annotations=annotations), sharer("s", annotations=annotations)]
+    annotations = {
+        "fake.gputally.dev/fraction": fraction,
+        "fake.gputally.dev/memory": memory,
+        "hami.io/vgpu-devices-allocated": hami,
+    }
+    views = [reservation(), view(name="p0", annotations=annotations), sharer("s", annotations=annotations)]
     for allocation in join([*pods, RESERVED], views).allocations:
         assert allocation.gpu_uuid in {g.uuid for g in GPUS}
         assert allocation.fraction_ppm is None or 0 < allocation.fraction_ppm <= 1_000_000

@@ -22,10 +22,10 @@ EIGHT = 1_790_841_600_000  # 2026-10-01T08:00:00Z
 
 def test_the_facts_of_a_running_pod() -> None:
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "7c1d", "controller": True}
-    found = facts(labels={"kai.scheduler/queue": "vision"}, ownerReferences=[owner])
+    found = facts(labels={"fake.gputally.dev/queue": "vision"}, ownerReferences=[owner])
     assert (found.uid, found.namespace, found.name, found.node) == (UID, "vision", "train-0", "node-1")
     assert (found.owners, found.workload) == ((Owner("Job", "train", "7c1d"),), "Job/train")
-    assert (found.queue_ref, found.priority, found.requests) == ("kai:vision", 100, {"nvidia.com/gpu": "1"})
+    assert (found.queue_ref, found.priority, found.requests) == ("fake:vision", 100, {"nvidia.com/gpu": "1"})
     times = (found.created_ms, found.scheduled_ms, found.started_ms, found.ended_ms)
     assert times == (EIGHT, EIGHT + 1_000, EIGHT + 5_000, None)
 
@@ -63,9 +63,15 @@ def test_gpus_are_counted_as_the_scheduler_counts_them() -> None:
 
 
 def test_a_part_of_a_gpu_is_a_request_too() -> None:
-    found = view(gpus=0, annotations={"gpu-fraction": "0.5"}, labels={"runai-gpu-group": "g1"})
-    assert (found.facts.requests, found.fraction, found.groups) == ({"gpu-fraction": "0.5"}, "0.5", ("g1",))
-    several = view(gpus=0, labels={"runai-gpu-group/b": "b", "runai-gpu-group/a": "a"})
+    found = view(
+        gpus=0, annotations={"fake.gputally.dev/fraction": "0.5"}, labels={"fake.gputally.dev/gpu-group": "g1"}
+    )
+    assert (found.facts.requests, found.fraction, found.groups) == (
+        {"fake.gputally.dev/fraction": "0.5"},
+        "0.5",
+        ("g1",),
+    )
+    several = view(gpus=0, labels={"fake.gputally.dev/gpu-group/b": "b", "fake.gputally.dev/gpu-group/a": "a"})
     assert (several.groups, several.wants_gpu) == (("a", "b"), True)
 
 
@@ -90,7 +96,7 @@ def test_the_status_says_by_whom_a_pod_was_stopped_and_why() -> None:
         "lastTransitionTime": at,
     }  # fmt: skip
     found = facts(status={"conditions": [taken]}, deletionTimestamp=at, deletionGracePeriodSeconds=30)
-    assert found.stop == PodStop("preempted", "kai-scheduler", "PreemptionByScheduler", "for nlp/eval", EIGHT + 30_000)
+    assert found.stop == PodStop("preempted", "fake-scheduler", "PreemptionByScheduler", "for nlp/eval", EIGHT + 30_000)
     failed = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": at}
     found = facts(phase="Failed", status={"containerStatuses": [{"name": "main", "state": {"terminated": failed}}]})
     assert found.stop == PodStop("failed", "", "OOMKilled", "container main ended with exit code 137", EIGHT + 30_000)

@@ -331,8 +331,8 @@ class TestNodeLabels:
 
 BOUND = {
     "gpus": 0,
-    "labels": {"runai-gpu-group": "g1", "kai.scheduler/queue": "vision"},
-    "annotations": {"gpu-fraction": "0.5"},
+    "labels": {"fake.gputally.dev/gpu-group": "g1", "fake.gputally.dev/queue": "vision"},
+    "annotations": {"fake.gputally.dev/fraction": "0.5"},
 }
 
 
@@ -358,13 +358,13 @@ def pods(tmp_path: Path) -> BoundStore:
 
 
 @pytest.mark.parametrize("later", [
-    {"annotations": {"gpu-fraction": "0.01"}},
+    {"annotations": {"fake.gputally.dev/fraction": "0.01"}},
     {"annotations": {}},
-    {"annotations": {"gpu-memory": "1"}},
-    {"labels": {"runai-gpu-group": "g2", "kai.scheduler/queue": "vision"}},
-    {"labels": {"kai.scheduler/queue": "vision"}},
-    {"labels": {"runai-gpu-group": "g1", "kai.scheduler/queue": "speech"}},
-    {"labels": {"runai-gpu-group": "g1"}},
+    {"annotations": {"fake.gputally.dev/memory": "1"}},
+    {"labels": {"fake.gputally.dev/gpu-group": "g2", "fake.gputally.dev/queue": "vision"}},
+    {"labels": {"fake.gputally.dev/queue": "vision"}},
+    {"labels": {"fake.gputally.dev/gpu-group": "g1", "fake.gputally.dev/queue": "speech"}},
+    {"labels": {"fake.gputally.dev/gpu-group": "g1"}},
 ])  # fmt: skip
 @pytest.mark.parametrize("restart", [False, True])
 def test_what_is_changed_after_binding_changes_nothing(
@@ -379,14 +379,14 @@ def test_what_is_changed_after_binding_changes_nothing(
         pods.apply("MODIFIED", bound(**later))
     after = pods.only
     assert (after.fraction, after.memory_mib, after.groups) == ("0.5", "", ("g1",))
-    assert (after.facts.requests, after.facts.queue_ref) == ({"gpu-fraction": "0.5"}, "kai:vision")
+    assert (after.facts.requests, after.facts.queue_ref) == ({"fake.gputally.dev/fraction": "0.5"}, "fake:vision")
     assert (before.fraction, before.groups) == (after.fraction, after.groups)
 
 
 @pytest.mark.parametrize(("changes", "groups", "fraction"), [
-    ([{"labels": {}}, *({"labels": {"runai-gpu-group": group}} for group in ("g1", "g2"))], ("g1",), "0.5"),
+    ([{"labels": {}}, *({"labels": {"fake.gputally.dev/gpu-group": group}} for group in ("g1", "g2"))], ("g1",), "0.5"),
     ([{"labels": {}, "annotations": {}}, {}], (), ""),
-    ([{"spec": {"nodeName": ""}}, {"annotations": {"gpu-fraction": "0.25"}}], ("g1",), "0.25"),
+    ([{"spec": {"nodeName": ""}}, {"annotations": {"fake.gputally.dev/fraction": "0.25"}}], ("g1",), "0.25"),
 ], ids=["the first group counts", "without a part no group", "not bound yet"])  # fmt: skip
 def test_the_group_and_the_part_of_a_pod(
     pods: BoundStore, changes: list[dict[str, Any]], groups: tuple[str, ...], fraction: str

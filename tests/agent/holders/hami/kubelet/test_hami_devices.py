@@ -18,6 +18,7 @@ from gputally.testing.holders import NODE
 from tests.agent.holders.kubelet.kubelet_lists import FORGED, GPUS, MEMORY_MIB, A, box, given_pod, join, offered
 from tests.agent.holders.kubelet.pods import view
 from tests.agent.sample_values import T0
+from tests.fake_scheduler import fake_scheduler as fake_scheduler
 
 
 def test_a_device_plugins_id_points_to_its_device() -> None:
@@ -89,5 +90,6 @@ def test_it_is_no_source_of_holders() -> None:
         open_holders("hami", surroundings())
 
 
+@pytest.mark.usefixtures("fake_scheduler")
 def test_it_can_be_switched_on_beside_a_scheduler_that_reserves_gpus() -> None:
-    assert open_holders("processes", surroundings("kai, hami")) == ("processes", None)
+    assert open_holders("processes", surroundings("fake, hami")) == ("processes", None)

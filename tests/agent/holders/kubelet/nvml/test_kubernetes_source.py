@@ -57,7 +57,7 @@ class Cluster:
             for path, store in (("/pods", self.store), ("/nodes", self.node))
         )
         followed = (self.store, self.pods), (self.node, nodes)
-        self.whole = KubernetesSource(self.kubelet, clock, *followed, logs=PodLogs(logs), systems=frozenset({"kai"}))
+        self.whole = KubernetesSource(self.kubelet, clock, *followed, logs=PodLogs(logs), systems=frozenset({"fake"}))
         self.clock = clock
 
     def tell(self, change: str, pod: dict[str, Any]) -> None:
@@ -244,7 +244,7 @@ class Node:
         cluster.list()
         gpus = Gpus(Driver(), access=Access(processes=processes is not None))
         uploader = Uploader(outbox, "", "c1", "node-1", "boot", None, self.clock)
-        source = NodeSource(nvml_alone(gpus), processes, cluster.whole, None, "node-1", systems=frozenset({"kai"}))
+        source = NodeSource(nvml_alone(gpus), processes, cluster.whole, None, "node-1", systems=frozenset({"fake"}))
         self.agent = Agent(AgentSettings(node="node-1"), source, outbox, uploader, self.clock)
 
     def pass_(self, seconds: int) -> None:
@@ -277,7 +277,7 @@ def test_a_short_pod_ends_its_interval_and_keeps_its_labels_though_nobody_took_t
 ) -> None:
     """The pod starts and ends within a minute without an accountant; its records wait in the outbox."""
     node.pass_(20)
-    pod = pod_object(labels={"team": "vision", "kai.scheduler/queue": "research"})
+    pod = pod_object(labels={"team": "vision", "fake.gputally.dev/queue": "research"})
     give(kubelet, "GPU-a")
     node.cluster.tell("ADDED", pod)
     node.pass_(13)
@@ -291,7 +291,7 @@ def test_a_short_pod_ends_its_interval_and_keeps_its_labels_though_nobody_took_t
     assert sum(row.busy_us or 0 for row in held) == pytest.approx(6_500_000, abs=500_000)
     assert sum(row.capacity_us for row in rows) == (rows[-1].end_ms - rows[0].start_ms) * 1_000
     first, *_, last = facts
-    assert (first.uid, first.labels, first.queue_ref) == (UID, {"team": "vision"}, "kai:research")
+    assert (first.uid, first.labels, first.queue_ref) == (UID, {"team": "vision"}, "fake:research")
     assert (first.ended_ms, last.ended_ms is None) == (None, False)
     assert first.seq < min(row.seq for row in held)
 
