@@ -52,6 +52,7 @@ from accountant.ledger.protocols import EpochReport, JobKey, JobPods, Moment, Qu
 from accountant.ledger.team_assignment import USER_KEY
 from accountant.ledger.usage import HELD, PRICED_BY, EarlierSpan, Place, Usage, Where
 from accountant.prices.price_book import Price, PriceBook
+from accountant.wire.list_order import in_order
 from accountant.wire.option_types import JobKind, JobState, Order
 from accountant.wire.usage_cost_and_job_models import (
     Accounts,
@@ -558,21 +559,6 @@ def chosen(jobs: JobList, choice: JobChoice, state: JobState | None = None) -> l
     ranks = [of_job(job) for job in jobs.built(found)]
     pairs = in_order(list(zip(ranks, found, strict=True)), lambda pair: pair[0], descending=descending)
     return [one for _, one in pairs]
-
-
-def in_order(rows: Sequence[T], rank: Callable[[T], Any], *, descending: bool) -> list[T]:
-    """The rows by their rank; those of equal rank stay as they are. Those whose rank is None are last; before them are
-    those whose rank is a tuple that begins with None, by its rest."""
-    ranked = [(rank(row), row) for row in rows]
-    known = [pair for pair in ranked if pair[0] is not None and not _is_partly_known(pair[0])]
-    partly = [pair for pair in ranked if _is_partly_known(pair[0])]
-    known.sort(key=lambda pair: pair[0], reverse=descending)
-    partly.sort(key=lambda pair: pair[0][1:], reverse=descending)
-    return [row for _, row in (*known, *partly)] + [row for value, row in ranked if value is None]
-
-
-def _is_partly_known(rank: Any) -> bool:
-    return isinstance(rank, tuple) and rank[0] is None
 
 
 def rank_of(column: str) -> Callable[[Job], Any]:

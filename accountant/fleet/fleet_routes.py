@@ -34,7 +34,7 @@ from accountant.api.query_parameters import (
     invalid,
     with_span_before,
 )
-from accountant.billing.job_costs import in_order, rank_of
+from accountant.billing.job_costs import rank_of
 from accountant.billing.statements import Statement
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core import periods
@@ -76,13 +76,14 @@ from accountant.web.job_list_page import (
     total_changes,
 )
 from accountant.web.job_list_page import bar_of as jobs_bar_of
-from accountant.web.list_bar import Bar, ListOrder
+from accountant.web.list_bar import Bar
 from accountant.web.list_files import FileFormat, FileKind, ListRecords, list_file
 from accountant.web.node_list_page import COLUMNS as NODE_COLUMNS
 from accountant.web.node_list_page import NODES_A_PAGE, NodeListParams, bar_of, file_fields, totals_before, totals_of
 from accountant.web.node_list_page import change_of as node_change_of
 from accountant.web.page_queries import ListedNodes, ListSpan
 from accountant.web.page_rows import paged
+from accountant.wire.list_order import ListOrder, in_order
 from accountant.wire.option_types import JOB_ORDERS, NODE_ORDERS, JobKind
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import CostAnswer, Job, JobSort, UsageAnswer

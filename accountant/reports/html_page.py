@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeAlias
+from typing import Final, TypeAlias
 from xml.etree import ElementTree as ET
 
 from jinja2 import Environment
@@ -24,6 +24,7 @@ from accountant.reports.job_ranking import EpochRow
 from accountant.reports.report_breakdowns import AccountRow, DayRow, HourlyUse, JobRow
 from accountant.reports.report_builder import Report
 from accountant.reports.savings_hints import SpotRow
+from accountant.wire.list_order import UNSORTED, PageTables, TableSorting
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from gputally.base.units import US_PER_HOUR
 from gputally.server import page_layout
@@ -37,6 +38,75 @@ _COLUMN_PX = 72
 """Widest column, so that a chart of few days stays readable."""
 _LABEL_PX = 24
 """Narrowest column with a label of its own."""
+
+
+JobNamed: TypeAlias = JobRow | EpochRow | SpotRow
+
+
+def _job_name(row: JobNamed) -> tuple[str, str, str]:
+    return row.job, row.namespace, row.cluster
+
+
+TABLES: Final = PageTables(
+    {
+        "teams": {
+            "team": lambda row: row.team, "allocated": lambda row: row.figures.accounts.allocated,
+            "busy": lambda row: row.figures.accounts.busy, "idle": lambda row: row.figures.accounts.allocated_idle,
+            "utilisation": lambda row: row.figures.utilisation, "share": lambda row: row.share,
+            "idle_cost": lambda row: row.figures.idle_cost, "cost": lambda row: row.figures.cost,
+            "change": lambda row: row.change and row.change.relative,
+        },
+        "budgets": {
+            "name": lambda row: row.name, "of": figure_formatting.budget_of, "unit": lambda row: row.unit,
+            "limit": lambda row: row.limit, "spent": lambda row: row.spent, "used": lambda row: row.ratio,
+            "forecast": lambda row: row.forecast, "low": lambda row: row.forecast_low,
+            "exhausted": lambda row: row.exhausted_ms,
+        },
+        "kinds": {
+            "gpu_model": lambda row: row.gpu_model, "capacity_type": lambda row: row.capacity_type,
+            "present": lambda row: row.figures.accounts.total,
+            "allocated": lambda row: row.figures.accounts.allocated,
+            "unallocated": lambda row: row.figures.accounts.unallocated,
+            "busy": lambda row: row.figures.accounts.busy, "utilisation": lambda row: row.figures.utilisation,
+            "price": lambda row: max(row.unit_prices, default=None),
+            "cost": lambda row: row.figures.cost if row.unit_prices else None,
+        },
+        "epochs": {
+            "job": _job_name, "epochs": lambda row: row.epochs, "held": lambda row: row.gpu_us,
+            "cost": lambda row: row.cost, "mean": lambda row: row.mean_cost, "rest": lambda row: row.rest_cost,
+        },
+        "users": {
+            "user": lambda row: row.user or None, "jobs": lambda row: row.jobs,
+            "held": lambda row: row.figures.accounts.allocated, "busy": lambda row: row.figures.accounts.busy,
+            "utilisation": lambda row: row.figures.utilisation,
+            "idle_cost": lambda row: row.shown and row.shown.idle_cost,
+            "cost": lambda row: row.shown and row.shown.cost,
+        },
+        "quotas": {
+            "queue": lambda row: row.queue, "team": lambda row: row.team,
+            "guaranteed": lambda row: row.guaranteed_us, "held": lambda row: row.within_us,
+            "taken": lambda row: row.within_us / row.guaranteed_us if row.guaranteed_us else None,
+            "unused": lambda row: row.unused_us, "borrowed": lambda row: row.borrowed_us,
+        },
+        "idle": {
+            "job": _job_name, "team": lambda row: row.team, "held": lambda row: row.figures.accounts.allocated,
+            "busy": lambda row: row.figures.accounts.busy, "utilisation": lambda row: row.figures.utilisation,
+            "idle_cost": lambda row: row.figures.idle_cost,
+        },
+        "spot": {
+            "job": _job_name, "team": lambda row: row.team, "held": lambda row: row.gpu_us,
+            "cost": lambda row: row.cost, "saving": lambda row: row.saving,
+        },
+        "waits": {
+            "queue": lambda row: row.queue, "team": lambda row: row.team, "pods": lambda row: row.pods,
+            "waiting": lambda row: row.waiting, "median": lambda row: row.queued.median_ms,
+            "p95": lambda row: row.queued.p95_ms, "longest": lambda row: row.queued.longest_ms,
+            "starting": lambda row: row.starting.median_ms if row.starting.pods else None,
+        },
+    },
+    frozenset({"team", "name", "of", "unit", "gpu_model", "capacity_type", "job", "user", "queue", "exhausted"}),
+)  # fmt: skip
+"""The tables of a report that can be sorted on a page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,9 +362,6 @@ def _nice(value: float) -> float:
     return next(step * power for step in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10, 12) if step * power >= value * 0.9999)
 
 
-JobNamed: TypeAlias = JobRow | EpochRow | SpotRow
-
-
 @dataclass(frozen=True, slots=True)
 class Links:
     """Functions that return the URLs to which a report links as a page of the accountant.
@@ -302,7 +369,8 @@ class Links:
     lines: the statement lines behind a figure, by team, account, GPU model, ….
     act: the journal entry of a correction or adjustment.
     user: what a user held.
-    jobs: the URL of the list of all jobs."""
+    jobs: the URL of the list of all jobs.
+    order: the order of the tables."""
 
     lines: Callable[..., str]
     job: Callable[[JobNamed], str]
@@ -311,6 +379,7 @@ class Links:
     act: Callable[[Correction | Adjustment], str]
     user: Callable[[str], str]
     jobs: str
+    order: TableSorting
 
 
 def render_html(report: Report, links: Links | None = None) -> str:
@@ -322,6 +391,7 @@ def render_html(report: Report, links: Links | None = None) -> str:
         .render(
             report=report,
             links=links,
+            order=links.order if links is not None else TABLES.sorting(UNSORTED, str),
             statement_hash=statement_hash(report.statement),
             f=figure_formatting,
             several_clusters=len({row.cluster for row in _of_jobs(report)}) > 1,

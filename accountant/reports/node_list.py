@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from accountant.billing.job_costs import in_order
 from accountant.core.record_age import is_old
 from accountant.ledger.protocols import AgentFacts, Down, GpuHealth, Moment, NodeFacts
 from accountant.ledger.usage import EarlierSpan, Where, sum_of_usage_lines
 from accountant.wire.dimensions import OF_LABELS
+from accountant.wire.list_order import in_order
 from accountant.wire.option_types import Order
 from accountant.wire.usage_cost_and_job_models import Accounts, GpuErrorLine, GpuNeed, UsageLine
 from gputally.base.version import is_older, release_order

@@ -29,8 +29,10 @@ from accountant.core.periods import Month, utc
 from accountant.exports.protocol import exports
 from accountant.ledger.journal import Act, ActKind
 from accountant.web import month_and_decision_pages, page_queries
+from accountant.web.month_and_decision_pages import TablesParams, sorting
 from accountant.web.page_rows import Page, paged
 from accountant.web.statement_detail_pages import WHAT
+from accountant.wire.list_order import PageTables, TableSorting
 from gputally.base import called_off
 from gputally.base.money import exact_sum, plain
 from gputally.base.untrusted_text import for_cell
@@ -109,7 +111,14 @@ def _empty_as_none(value: object) -> object:
     return None if value == "" else value
 
 
-class InvoicesParams(Params):
+TABLES: Final = PageTables(
+    {"invoices": {"team": lambda row: row.team, "number": lambda row: row.number, "amount": lambda row: row.amount}},
+    frozenset({"team", "number"}),
+)
+"""The table of each month that can be sorted."""
+
+
+class InvoicesParams(TablesParams):
     team: Annotated[str | None, BeforeValidator(_empty_as_none)] = Field(default=None, max_length=253)
     page: int = Field(default=1, ge=1, le=10_000)
 
@@ -119,8 +128,9 @@ def invoices(
     request: Request, params: Annotated[InvoicesParams, Query()], deps: AppDeps, principal: Reader
 ) -> Response:
     """The invoices, newest month first. A reader of some teams sees those of these teams."""
-    months, of_month = _months(deps, principal, params)
-    shown = paged(months, params.page, MONTHS_A_PAGE, "/invoices?" + _query(team=params.team) + "page=")
+    months, of_month, order = _months(deps, principal, params)
+    own = _query(team=params.team, sort=params.sort)
+    shown = paged(months, params.page, MONTHS_A_PAGE, f"/invoices?{own}page=")
     rows = [(period, *of_month(Month.parse(period.month))) for period in shown.rows]
     teams = team_filter(principal, () if params.team is None else (params.team,)).get("team")
     return month_and_decision_pages.page(
@@ -128,7 +138,7 @@ def invoices(
         everyone=principal.teams is None, unpriced=lambda due: sum(
             gpu_us for team, gpu_us in due.unpriced.items() if teams is None or team in teams
         ), files=[one for one in exports().values() if not one.inline],
-        csv="/invoices.csv?" + _query(team=params.team),
+        csv=f"/invoices.csv?{own}", order=order,
     )  # fmt: skip
 
 
@@ -137,7 +147,7 @@ def invoices_file(
     request: Request, params: Annotated[InvoicesParams, Query()], deps: AppDeps, principal: Reader
 ) -> Response:
     """The same invoices of all months."""
-    months, of_month = _months(deps, principal, params)
+    months, of_month, _ = _months(deps, principal, params)
     heads = ["month", "status", "team", "number", "amount", "currency"]
     rows = [
         [row.month, row.status, for_cell(row.team), for_cell(row.number), plain(row.amount), row.currency]
@@ -147,8 +157,11 @@ def invoices_file(
     return month_and_decision_pages.csv_file(request, "invoices", heads, rows)
 
 
-def _months(deps: Deps, principal: Principal, params: InvoicesParams) -> tuple[Sequence[Any], Callable[[Month], Any]]:
-    """The months, newest first, and what returns the amounts and invoices of one."""
+def _months(
+    deps: Deps, principal: Principal, params: InvoicesParams
+) -> tuple[Sequence[Any], Callable[[Month], Any], TableSorting]:
+    """The months, newest first, what returns the amounts of one with its invoices in their order, and this order."""
+    order = sorting(TABLES, params, "/invoices", team=params.team)
     wanted = () if params.team is None else (params.team,)
     teams = team_filter(principal, wanted).get("team")
     check_teams(deps, principal, wanted)
@@ -156,13 +169,14 @@ def _months(deps: Deps, principal: Principal, params: InvoicesParams) -> tuple[S
 
     def of_month(month: Month) -> tuple[MonthsDue, list[InvoiceRow]]:
         found, status = due_of(deps, month), deps.books.status(month)
-        return found, [
+        rows = [
             InvoiceRow(str(month), status, team, invoice_number(month, team), amount, found.currency or "")
             for team, amount in found.due
             if teams is None or team in teams
         ]
+        return found, list(order.rows("invoices", rows))
 
-    return newest_first, of_month
+    return newest_first, of_month, order
 
 
 def _query(**values: object) -> str:

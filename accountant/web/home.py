@@ -20,6 +20,7 @@ from accountant.ledger.usage import ACCOUNTS, HELD, added
 from accountant.prices.price_book import PriceBook
 from accountant.reports import figure_formatting
 from accountant.reports.html_page import ChartSeries, ranked
+from accountant.wire.list_order import PageTables
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, BudgetState
 from gputally.base.money import exact_sum
@@ -34,6 +35,43 @@ _LEAST_STRIPE: Final = 0.1
 """A part of a GPU's time that is less has no stripe."""
 MOST_CHANGES: Final = 10
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1040, 190, 70, 8, 12, 26
+
+
+TABLES: Final = PageTables(
+    {
+        "nodes": {
+            "node": lambda row: (row.cluster, row.node), "gpus": lambda row: row.gpus, "held": lambda row: row.held,
+        },
+        "changes": {
+            "team": lambda row: row.team, "before": lambda row: row.before_us, "last": lambda row: row.gpu_us,
+            "change": lambda row: row.gpu_us - row.before_us,
+        },
+        "budgets": {
+            "name": lambda row: row.name, "of": figure_formatting.budget_of, "unit": lambda row: row.unit,
+            "limit": lambda row: row.limit, "spent": lambda row: row.spent, "part": lambda row: row.ratio,
+            "forecast": lambda row: row.forecast, "low": lambda row: row.forecast_low,
+        },
+        "teams": {
+            "team": lambda row: row.team, "allocated": lambda row: row.allocated_us, "share": lambda row: row.share,
+            "utilisation": lambda row: row.utilisation, "cost": lambda row: (row.cost, row.allocated_us),
+        },
+        "waiting": {
+            "queue": lambda row: row.queue, "team": lambda row: row.team, "pods": lambda row: row.pods,
+            "gpus": lambda row: row.gpus, "longest": lambda row: row.longest_ms,
+        },
+        "asks": {
+            "queue": lambda row: row.queue, "asks": lambda row: row.asks, "holds": lambda row: row.holds,
+            "waits": lambda row: max(row.asks - row.holds, 0), "as_of": lambda row: row.cycle.at_ms,
+        },
+        "holders": {
+            "job": lambda row: (row.job, row.namespace), "team": lambda row: row.team,
+            "gpu_model": lambda row: row.gpu_model, "gpus": lambda row: row.gpus,
+            "utilisation": lambda row: row.utilisation,
+        },
+    },
+    frozenset({"node", "team", "name", "of", "unit", "queue", "job", "gpu_model"}),
+)  # fmt: skip
+"""The tables of the page that can be sorted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from accountant.exports.protocol import file_name
 from accountant.ledger.usage import Where
 from accountant.reports import figure_formatting
 from accountant.web import month_and_decision_pages, page_queries, page_rows, saved_views
-from accountant.web.list_bar import Bar, ListOrder, OrderedListParams, check_columns
+from accountant.web.list_bar import Bar, OrderedListParams, check_columns
 from accountant.web.list_files import (
     FileCell,
     FileFormat,
@@ -36,6 +36,7 @@ from accountant.web.list_files import (
 )
 from accountant.web.page_queries import ListSpan
 from accountant.web.page_rows import paged
+from accountant.wire.list_order import ListOrder
 from accountant.wire.option_types import JOB_ORDERS, JobKind, JobOrder, JobState
 from accountant.wire.usage_cost_and_job_models import Job, JobSort
 from gputally.base.money import gpu_hours

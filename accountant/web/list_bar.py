@@ -11,7 +11,7 @@ address."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Final
@@ -24,6 +24,7 @@ from starlette.requests import Request
 from accountant.api.query_parameters import By, NamedDimension, QuerySpan, WhereParams, invalid, split_at_commas
 from accountant.core.periods import Month, utc
 from accountant.wire.dimensions import DIMENSIONS, OF_TIME
+from accountant.wire.list_order import ListOrder
 from accountant.wire.option_types import JOB_ORDERS, NODE_ORDERS, Order, Orders
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Dimension, is_label, label_dimension, label_of
@@ -365,29 +366,6 @@ class GroupedBar(Bar):
 
 def _is_dimension(name: str) -> bool:
     return is_label(name) or name in DIMENSION_TITLES
-
-
-@dataclass(frozen=True, slots=True)
-class ListOrder:
-    """The order of a list, for the links of its heads.
-
-    address: returns the address of the list with other parameters.
-    ascends: whether a column begins with the smallest when it is chosen."""
-
-    address: Callable[..., str]
-    sort: Order
-    ascends: Callable[[str], bool]
-
-    def sorted_by(self, name: str) -> str:
-        """The address of the list sorted by a column; the other way round if it is so already."""
-        first = Order.read(name, self.ascends)
-        return self.address(sort=str(first.turned if self.sort == first else first))
-
-    def order(self, name: str) -> str:
-        """`ascending` or `descending` if the list is sorted by this, otherwise ""."""
-        if name != self.sort.column:
-            return ""
-        return "descending" if self.sort.descending else "ascending"
 
 
 def check_columns(bar: Bar) -> None:

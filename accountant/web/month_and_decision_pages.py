@@ -42,6 +42,7 @@ from accountant.web.list_bar import group_address, title
 from accountant.web.page_queries import records
 from accountant.web.page_rows import adjusting, correcting, to_lines
 from accountant.wire import decision_text
+from accountant.wire.list_order import UNSORTED, PageTables, TableSorting
 from accountant.wire.policy_models import Decision, DecisionKind
 from gputally.base.money import exact_sum
 from gputally.base.near_names import joined_names
@@ -75,12 +76,18 @@ class StaleLedger:
     cluster: str = ""
 
 
-class MonthParams(Params):
+class TablesParams(Params):
+    """sort: the order of one of the page's tables (accountant.wire.list_order)."""
+
+    sort: str = Field(default="", max_length=100)
+
+
+class MonthParams(TablesParams):
     month: str | None = None
 
 
 @router.get("/")
-def overview(request: Request, deps: AppDeps, principal: Reader) -> Response:
+def overview(request: Request, params: Annotated[TablesParams, Query()], deps: AppDeps, principal: Reader) -> Response:
     if principal.teams is not None:
         return RedirectResponse("/team/" + quote(team_for(principal, min(principal.teams)) or "", safe=""), 303)
     at, timezone = deps.clock.wall_ms(), deps.settings.timezone
@@ -104,6 +111,7 @@ def overview(request: Request, deps: AppDeps, principal: Reader) -> Response:
         proposals=len(deps.books.waiting),
         failing=sorted(deps.tasks.faults()) if deps.tasks is not None else (),
         bar=html_page.accounts(use.accounts, title),
+        order=sorting(home.TABLES, params, "/"),
         so_far=so_far,
         past=past,
         costs=home.cost_svg(past.costs, past.currency, "Cost of each day") if past.costs and past.currency else "",
@@ -124,6 +132,20 @@ def overview(request: Request, deps: AppDeps, principal: Reader) -> Response:
             safe=",:",
         ),
     )
+
+
+def sorting(tables: PageTables, params: TablesParams, path: str, **given: object) -> TableSorting:
+    """The order of a page's tables. given: the other parameters of its address. Raises Refusal."""
+    try:
+        order = tables.order(params.sort)
+    except ValueError as error:
+        raise invalid("sort", str(error)) from error
+
+    def address(sort: str) -> str:
+        kept = {name: value for name, value in given.items() if value not in (None, "")}
+        return f"{path}?{urlencode({**kept, 'sort': sort}, safe=':')}"
+
+    return tables.sorting(order, address)
 
 
 def _needs(deps: Deps, so_far: page_rows.MonthSoFar, past: home.Home, at_ms: int) -> list[tuple[str, str]]:
@@ -165,9 +187,12 @@ def this_month(deps: AppDeps, principal: Reader) -> Response:
 
 
 @router.get("/month/{month}")
-def month_page(request: Request, month: str, deps: AppDeps, principal: Reader) -> Response:
+def month_page(
+    request: Request, month: str, params: Annotated[TablesParams, Query()], deps: AppDeps, principal: Reader
+) -> Response:
     require_all_teams(principal)
-    return _report(request, deps, month, None)
+    order = sorting(html_page.TABLES, params, f"/month/{quote(month, safe='')}")
+    return _report(request, deps, month, None, order)
 
 
 @router.get("/team/{team:path}")
@@ -176,7 +201,8 @@ def team_page(
 ) -> Response:
     zone = periods.zone(deps.settings.timezone)
     month = params.month or str(periods.month_with_records(deps.clock.wall_ms(), deps.newest_ms(), zone))
-    return _report(request, deps, month, known_team_for(deps, principal, team))
+    order = sorting(html_page.TABLES, params, f"/team/{quote(team, safe='')}", month=month)
+    return _report(request, deps, month, known_team_for(deps, principal, team), order)
 
 
 @router.get("/prices")
@@ -280,11 +306,11 @@ def parse_month(text: str, at_ms: int, tz: ZoneInfo) -> Month:
     return month
 
 
-def _report(request: Request, deps: Deps, month: str, team: str | None) -> Response:
+def _report(request: Request, deps: Deps, month: str, team: str | None, order: TableSorting) -> Response:
     """The page with the HTML report of a month and the navigation. team: None for the whole cluster."""
     at, timezone = deps.clock.wall_ms(), deps.settings.timezone
     calendar_month = month_of(deps, month)
-    report = report_of(deps, calendar_month, team)
+    report = report_of(deps, calendar_month, team, order)
     bar = _render(
         "report_bar.html",
         deps,
@@ -301,14 +327,16 @@ def _report(request: Request, deps: Deps, month: str, team: str | None) -> Respo
     return tagged(request, report.value.replace("<body>", f"<body>{bar}", 1).encode(), HTML)
 
 
-def report_of(deps: Deps, month: Month, team: str | None) -> CachedAnswer[str]:
+def report_of(deps: Deps, month: Month, team: str | None, order: TableSorting) -> CachedAnswer[str]:
     """The HTML report of a month; team: None for the whole cluster."""
     readings = page_queries.readings_of(deps, month, team)
 
     def rendered() -> str:
         report = report_builder.made_of(readings.value.readings, team=team)
-        return html_page.render_html(report, _links(deps, month, team))
+        return html_page.render_html(report, _links(deps, month, team, order))
 
+    if order.sort != UNSORTED:  # its links name the order, and few ask for it again
+        return CachedAnswer(rendered(), readings.as_of_ms)
     # Pages depend only on this key: what was rendered from the same readings is reused.
     key = ("report", month, team, deps.books.status(month), page_queries.books(deps), readings.value.found_ms)
     return CachedAnswer(deps.answers.ask(key, rendered, lambda: None).value, readings.as_of_ms)
@@ -325,10 +353,10 @@ def prepare_pages(deps: Deps) -> None:
     first_ms, newest_ms = deps.ledger.status().extent
     for month in (running, running.previous) if newest_ms and first_ms < running.span(timezone)[0] else (running,):
         page_queries.all_bills_of(deps, month)
-        report_of(deps, month, None)
+        report_of(deps, month, None, sorting(html_page.TABLES, TablesParams(), f"/month/{month}"))
 
 
-def _links(deps: Deps, month: Month, team: str | None) -> html_page.Links:
+def _links(deps: Deps, month: Month, team: str | None, order: TableSorting) -> html_page.Links:
     """The targets of the links in a month's report. On the page of a team, they are pages of this team."""
     with deps.ledger.moment() as moment:
         booked = correcting(moment)
@@ -352,6 +380,7 @@ def _links(deps: Deps, month: Month, team: str | None) -> html_page.Links:
         act=act,
         jobs=f"/jobs?start={month}-01&end={month.next}-01"
         + (f"&where.team={quote(team, safe='')}" if team is not None else ""),
+        order=order,
     )
 
 

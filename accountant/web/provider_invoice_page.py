@@ -12,7 +12,8 @@ import csv
 import io
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Annotated, Final, Literal, get_args
+from functools import partial
+from typing import Annotated, Final, Literal, TypeAlias, get_args
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
@@ -22,7 +23,7 @@ from accountant.api.access_control import Reader, admit, check_form, require_all
 from accountant.api.bookkeeping_routes import month_unknown
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal
-from accountant.api.query_parameters import Params, invalid
+from accountant.api.query_parameters import invalid
 from accountant.billing.displayed_amounts import both_ways
 from accountant.bookkeeping.invoice_reconciliation import (
     Invoice,
@@ -36,6 +37,8 @@ from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.exports.protocol import CSV, file_name
 from accountant.web import month_and_decision_pages
+from accountant.web.month_and_decision_pages import TablesParams, sorting
+from accountant.wire.list_order import PageTables, TableSorting
 from gputally.base.money import Money, exact_sum, gpu_hours, half_unit, payable, plain
 from gputally.base.untrusted_text import for_cell
 from gputally.server.config_loading import fault_text
@@ -54,16 +57,43 @@ SHOWS: dict[Show, str] = {
 PARTS = ("invoice", "teams", "idle", "unused_commitments", "unmatched")
 
 
-class InvoiceParams(Params):
+ShownLine: TypeAlias = tuple[ReconciledLine, dict[str, Decimal]]
+"""A line and the amounts that the page shows of it, by part: rows and columns of them add up."""
+
+
+def _exact(part: str, shown: ShownLine) -> Decimal:
+    amount: Decimal = getattr(shown[0], part)
+    return amount
+
+
+TABLES: Final = PageTables(
+    {
+        "lines": {
+            "item": lambda shown: shown[0].items, "gpu_model": lambda shown: shown[0].gpu_model or None,
+            **{part: partial(_exact, part) for part in PARTS},
+            "gpu_hours": lambda shown: shown[0].gpu_us, "rate": lambda shown: shown[0].rate,
+        }
+    },
+    frozenset({"item", "gpu_model"}),
+)  # fmt: skip
+"""The table that can be sorted, by the exact figures of its lines."""
+
+
+class InvoiceParams(TablesParams):
     """The parameters of the page of an invoice. model: only lines of this GPU model, as in the price book."""
 
     show: Show = "all"
     model: str | None = Field(default=None, max_length=200)
 
-    def matching(self, reconciliation: Reconciliation) -> list[ReconciledLine]:
-        """The lines of the invoice that the page shows."""
-        cent = half_unit(reconciliation.currency)
-        return [line for line in reconciliation.lines if self.takes(line, cent)]
+    def order(self, month: Month) -> TableSorting:
+        """The order of the lines. Raises Refusal."""
+        show = None if self.show == "all" else self.show
+        return sorting(TABLES, self, f"/invoice/{month}", show=show, model=self.model)
+
+    def chosen(self, lines: Sequence[ShownLine], currency: str, order: TableSorting) -> Sequence[ShownLine]:
+        """The lines that the page shows, in their order."""
+        cent = half_unit(currency)
+        return order.rows("lines", [shown for shown in lines if self.takes(shown[0], cent)])
 
     def takes(self, line: ReconciledLine, cent: Decimal) -> bool:
         ours, apart = bool(line.gpu_model), abs(line.unmatched) >= cent
@@ -188,7 +218,8 @@ def _page(
     following, now_ms = month.next, deps.clock.wall_ms()
     totals, every = _shown(found) if found else ({}, [])
     cent = half_unit(found.currency) if found else Decimal(0)
-    rows = [(line, amounts) for line, amounts in every if params.takes(line, cent)]
+    order = params.order(month)
+    rows = params.chosen(every, found.currency, order) if found else []
     principal = request.state.caller
     return month_and_decision_pages.page(
         request, "/invoice", "invoice.html", deps, month=month, kept=kept, found=found, rows=rows, params=params,
@@ -199,12 +230,12 @@ def _page(
         cent=cent, compared=compared, may=principal.may("admin"),
         forms=month_and_decision_pages.takes_forms(request, deps),
         source=sent.source if sent else "", text=invoice_text(sent) if sent else "", columns=COLUMNS,
-        priced=deps.book() is not None, unknown=month_unknown(deps, month),
+        order=order, priced=deps.book() is not None, unknown=month_unknown(deps, month),
     )  # fmt: skip
 
 
-def _shown(found: Reconciliation) -> tuple[dict[str, Decimal], list[tuple[ReconciledLine, dict[str, Decimal]]]]:
-    """The amounts that the page shows of the whole and of each line, by part: rows and columns add up."""
+def _shown(found: Reconciliation) -> tuple[dict[str, Decimal], list[ShownLine]]:
+    """The amounts that the page shows of the whole, by part, and of each line."""
     parts = PARTS[1:]
     whole = payable({part: Money(getattr(found, part), found.currency) for part in parts}, found.currency)
     totals = {part: money.amount for part, money in whole.items()}
@@ -229,7 +260,8 @@ def as_file(
     if reconciliation is None:
         send = f"gputally accountant reconcile {calendar_month} --keep"
         raise Refusal("not-found", f"the accountant stores no invoice of {calendar_month}: send one with `{send}`")
-    text = _invoice_csv(reconciliation, params.matching(reconciliation))
+    lines = params.chosen(_shown(reconciliation)[1], reconciliation.currency, params.order(calendar_month))
+    text = _invoice_csv(reconciliation, lines)
     return tagged(request, text.encode(), CSV, file_name("csv", str(calendar_month), "invoice"))
 
 
@@ -242,17 +274,30 @@ def _reconciled(deps: Deps, month: Month, invoice: Invoice | None) -> Reconcilia
         raise Refusal("books-refuse", str(error)) from error
 
 
-def _invoice_csv(reconciliation: Reconciliation, lines: list[ReconciledLine]) -> str:
+def _invoice_csv(reconciliation: Reconciliation, lines: Sequence[ShownLine]) -> str:
+    """The lines with their exact amounts, and after them those that the page shows, and a line of the sums."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
-    writer.writerow(["month", "items", "gpu_model", "region", "capacity_type", "currency", *PARTS, "gpu_hours", "rate"])
-    for line in lines:
+    shown_parts = [f"{part}_shown" for part in PARTS]
+    writer.writerow(["month", "items", "gpu_model", "region", "capacity_type", "currency", *PARTS, "gpu_hours", "rate",
+                     *shown_parts, "down_gpu_hours", "unmetered_gpu_hours", "billed_rate"])  # fmt: skip
+    for line, amounts in lines:
         names = (for_cell(each) for each in ("; ".join(line.items), line.gpu_model, line.region, line.capacity_type))
         writer.writerow(
             [reconciliation.month, *names, reconciliation.currency, *(plain(getattr(line, part)) for part in PARTS),
-             plain(gpu_hours(line.gpu_us)), "" if line.rate is None else plain(line.rate)]
+             plain(gpu_hours(line.gpu_us)), _rate(line.rate), *(plain(amounts[part]) for part in PARTS),
+             plain(gpu_hours(line.down_gpu_us)), plain(gpu_hours(line.unmetered_gpu_us)), _rate(line.billed_rate)]
         )  # fmt: skip
-    sums = (plain(exact_sum(getattr(line, part) for line in lines)) for part in PARTS)
-    hours = plain(exact_sum(gpu_hours(line.gpu_us) for line in lines))
-    writer.writerow([reconciliation.month, "total", "", "", "", reconciliation.currency, *sums, hours, ""])
+    sums = (plain(exact_sum(getattr(line, part) for line, _ in lines)) for part in PARTS)
+    shown = (plain(exact_sum(amounts[part] for _, amounts in lines)) for part in PARTS)
+    held, down, unmetered = (
+        plain(exact_sum(gpu_hours(getattr(line, name)) for line, _ in lines))
+        for name in ("gpu_us", "down_gpu_us", "unmetered_gpu_us")
+    )
+    writer.writerow([reconciliation.month, "total", "", "", "", reconciliation.currency, *sums, held, "", *shown, down,
+                     unmetered, ""])  # fmt: skip
     return text.getvalue()
+
+
+def _rate(rate: Decimal | None) -> str:
+    return "" if rate is None else plain(rate)

@@ -8,13 +8,16 @@ a caller does not see sentences that can name siblings, parents and waiting work
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
+from urllib.parse import urlencode
 
 from starlette.responses import Response
 
 from accountant.wire import decision_text
+from accountant.wire.list_order import PageTables, TableSorting
 from accountant.wire.policy_models import Decision, Policy, QueuePolicy, UsageWindow
 from fairshare.controller.cycle_report import CycleReport, TargetReport, WriteOutcome
 from fairshare.controller.policy_difference import duration_text
@@ -84,6 +87,26 @@ class QueueRow:
     def word(self) -> str:
         """The state as the pages show it."""
         return _WORDS[self.state]
+
+
+TABLES: Final = PageTables(
+    {
+        "shares": {
+            "queue": lambda row: row.name, "used": lambda row: row.used, "entitled": lambda row: row.entitled,
+            "guaranteed": lambda row: math.inf if row.queue.deserved == UNLIMITED else row.queue.deserved,
+            "due": lambda row: row.due, "held": lambda row: row.held, "asked": lambda row: row.asked,
+            "owed": lambda row: row.owed_gpu_h, "weight": lambda row: row.weight, "state": lambda row: row.word,
+        },
+        "try": {
+            "queue": lambda row: row.queue, "weight": lambda row: row.weight_then, "part": lambda row: row.part,
+            "part_then": lambda row: row.part_then, "gpus_then": lambda row: row.gpus_then,
+            "change": lambda row: row.gpus_then - row.gpus,
+        },
+    },
+    frozenset({"queue", "state"}),
+)  # fmt: skip
+"""The tables of the page that can be sorted: one for each target. Without an order, a queue stands above those below
+it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +233,10 @@ def shares(request: RequestContext) -> Response:
             }
         except (ValueError, FairshareError) as error:
             wrong = str(error) if isinstance(error, FairshareError) else f"weight: {weight!r} is not a number"
+    given = {"queue": name, "weight": weight}
     return request.page(
-        "shares.html", "/shares", targets=views, top=min(1.0, top * 1.08), window=_window(snapshot.policy),
+        "shares.html", "/shares", order=_sorting(request, "/shares", given), sort=request.parameter("sort"),
+        targets=views, top=min(1.0, top * 1.08), window=_window(snapshot.policy),
         names=[each.name for _, each in PolicyTree(snapshot.policy).downwards()], wanted=name, weight=weight,
         tried=tried, wrong=wrong,
     )  # fmt: skip
@@ -313,6 +338,16 @@ def _recent_decisions(
         return request.context.history.decisions(start_ms, end_ms, most, queue, kind), ""
     except AccountantUnavailable as error:
         return queue_history.shown_decisions(request.context.reports.decisions(), most, queue, kind), str(error)
+
+
+def _sorting(request: RequestContext, path: str, given: Mapping[str, str]) -> TableSorting:
+    """The order of the page's tables. given: the other parameters of its address. Raises PageRefusal."""
+    try:
+        order = TABLES.order(request.parameter("sort")[:100])
+    except ValueError as error:
+        raise PageRefusal(422, "No such order", f"sort: {error}") from error
+    kept = {name: value for name, value in given.items() if value}
+    return TABLES.sorting(order, lambda sort: f"{path}?{urlencode({**kept, 'sort': sort}, safe=':')}")
 
 
 def _own(request: RequestContext, policy: Policy) -> frozenset[str] | None:

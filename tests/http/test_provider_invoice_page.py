@@ -92,8 +92,12 @@ def test_every_choice_adds_up(kept, query, items):
         assert Decimal(row["invoice"]) == sum(Decimal(row[part]) for part in PARTS[1:])
     for part in PARTS:
         assert sum(Decimal(row[part]) for row in rows) == Decimal(total[part])
+        assert sum(Decimal(row[f"{part}_shown"]) for row in rows) == Decimal(total[f"{part}_shown"])
     answer = kept.get(f"/invoice/2026-11{query}")
     assert answer.status_code == 200
+    if query in ("", "?show=together"):
+        texts = {text.strip() for text in read(answer.text).texts}
+        assert {f"{Decimal(row[f'{part}_shown']):.2f}".replace("-", "−") for row in rows for part in PARTS} <= texts
     read(answer.text)
     assert answer.text.count("<script") == 0
 
@@ -181,7 +185,10 @@ def test_a_rate_above_that_of_the_bills_has_the_time_that_nobody_is_billed_besid
         body = {"source": "x", "lines": [{"item": "p5", "gpu_model": "H100", "amount": "3.60", "currency": "EUR"}]}
         found = client.post("/v1/reconciliation/2026-11?keep=true", json=body).json()
         (line,) = found["before"]["lines"]
-        page = client.get("/invoice/2026-11")
+        page, file = client.get("/invoice/2026-11"), client.get("/invoice/2026-11/lines.csv")
+    (row, _) = csv.DictReader(io.StringIO(file.text))
+    held = ("gpu_hours", "down_gpu_hours", "unmetered_gpu_hours", "rate", "billed_rate")
+    assert [Decimal(row[name]) for name in held] == [1, Decimal("0.5"), 0, Decimal("3.6"), Decimal("2.4")]
     assert (Decimal(line["rate"]), Decimal(line["billed_rate"])) == (Decimal("3.60"), Decimal("2.40"))
     assert (line["down_gpu_us"], line["unmetered_gpu_us"]) == (half_hour * 1000, 0)
     texts = " ".join(read(page.text).texts)

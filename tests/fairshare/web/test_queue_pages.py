@@ -77,6 +77,35 @@ def here(tmp_path: Path) -> Stage:
     return stage(tmp_path, cycles=1)
 
 
+def test_shares_are_sorted_by_every_column_and_the_order_stays_when_a_weight_is_tried(here: Stage) -> None:
+    """Without an order a queue stands above those below it; what is unknown is last."""
+    answer = here.get("/shares?queue=vision&weight=7")
+    usual = answer.body.decode()
+    assert answer.status == 200
+    assert "controller-pages#" in usual
+    links = [unescape(one) for one in re.findall(r'href="(/shares\?[^"]*sort=[^"]+)"', usual)]
+    assert len(links) == sum(map(len, queue_pages.TABLES.columns.values()))
+    names = re.findall(r'<th class="t name[^"]*"[^>]*><a[^>]*>([^<]*)<', usual)
+    for address in links:
+        assert "queue=vision" in address
+        assert "weight=7" in address
+        answer = here.get(address.partition("#")[0])
+        assert answer.status == 200, address
+        shown = answer.body.decode()
+        assert shown.count("aria-sort") == 1
+        assert sorted(re.findall(r'<th class="t name[^"]*"[^>]*><a[^>]*>([^<]*)<', shown)) == sorted(names)
+        assert f'id="{address.partition("#")[2]}"' in shown
+    used = here.get("/shares?sort=shares.used:desc").body.decode()
+    of_window = [
+        float(part) for part in re.findall(r"([\d.]+)\s%", " ".join(re.findall(r'data-label="Used"[^>]*>[^<]*', used)))
+    ]
+    assert of_window == sorted(of_window, reverse=True)
+    assert len(of_window) == len(names)
+    refused = here.get("/shares?sort=shares.usde")
+    assert refused.status == 422
+    assert "shares.usde" in unescape(refused.body.decode())
+
+
 HOSTILE = "<script>alert(1)</script>\"'&{{7*7}}"
 
 
