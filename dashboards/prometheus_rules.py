@@ -14,11 +14,13 @@ from typing import Literal
 
 import yaml
 
+from gputally.base.docs_address import docs_page
+
 Severity = Literal["critical", "warning", "info"]
 """Severity of an alert. critical: bills or measurements are being lost. warning: they will be lost, or a queue waits.
 info: money can be saved."""
 
-RUNBOOKS = "https://gputally.dev/docs/runbooks"
+RUNBOOKS = docs_page("runbooks")
 INTERVAL = "1m"
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import quote
 
+from gputally.base.docs_address import docs_page
 from gputally.server.sign_in import Person
 from gputally.server.tokens_and_grants import Principal, Scope
 
@@ -21,12 +22,14 @@ class MenuEntry:
     """An entry of the menu.
 
     program: the program that serves the page.
+    docs: the page of the documentation that explains it.
     scope: the scope that a caller needs to open it.
     for_teams: whether the page also answers a caller who may see only some teams."""
 
     path: str
     title: str
     program: Program
+    docs: str
     for_teams: bool = False
     scope: Scope = "read"
 
@@ -36,22 +39,22 @@ class MenuEntry:
 
 
 ENTRIES = (
-    MenuEntry("/", "Overview", "accountant"),
-    MenuEntry("/explore", "Explore", "accountant", for_teams=True),
-    MenuEntry("/month", "Month", "accountant", for_teams=True),
-    MenuEntry("/jobs", "Jobs", "accountant", for_teams=True),
-    MenuEntry("/nodes", "Nodes", "accountant"),
-    MenuEntry("/shares", "Shares", "controller", for_teams=True),
-    MenuEntry("/decisions", "Decisions", "accountant"),
-    MenuEntry("/shares/policy", "Policy", "controller"),
-    MenuEntry("/prices", "Prices", "accountant", for_teams=True),
-    MenuEntry("/invoices", "Invoices", "accountant", for_teams=True),
-    MenuEntry("/invoice", "Reconciliation", "accountant"),
-    MenuEntry("/coverage", "Coverage", "accountant"),
-    MenuEntry("/audit", "Audit", "accountant", scope="admin"),
-    MenuEntry("/fleet", "Fleet", "fleet"),
-    MenuEntry("/fleet/jobs", "Jobs", "fleet", for_teams=True),
-    MenuEntry("/fleet/nodes", "Nodes", "fleet"),
+    MenuEntry("/", "Overview", "accountant", "pages#pages-of-the-accountant"),
+    MenuEntry("/explore", "Explore", "accountant", "reading-the-numbers", for_teams=True),
+    MenuEntry("/month", "Month", "accountant", "reports#the-figures", for_teams=True),
+    MenuEntry("/jobs", "Jobs", "accountant", "jobs", for_teams=True),
+    MenuEntry("/nodes", "Nodes", "accountant", "jobs#nodes"),
+    MenuEntry("/shares", "Shares", "controller", "controller-pages#the-pages", for_teams=True),
+    MenuEntry("/decisions", "Decisions", "accountant", "explain#decisions-on-the-accountants-pages"),
+    MenuEntry("/shares/policy", "Policy", "controller", "controller-pages#the-policy-as-a-form"),
+    MenuEntry("/prices", "Prices", "accountant", "prices", for_teams=True),
+    MenuEntry("/invoices", "Invoices", "accountant", "closing", for_teams=True),
+    MenuEntry("/invoice", "Reconciliation", "accountant", "prices#the-providers-invoice"),
+    MenuEntry("/coverage", "Coverage", "accountant", "reading-the-numbers#coverage-watermark-open-months"),
+    MenuEntry("/audit", "Audit", "accountant", "closing", scope="admin"),
+    MenuEntry("/fleet", "Fleet", "fleet", "fleet"),
+    MenuEntry("/fleet/jobs", "Jobs", "fleet", "fleet", for_teams=True),
+    MenuEntry("/fleet/nodes", "Nodes", "fleet", "fleet"),
 )
 """All entries, in the order of the menu."""
 _MOST_TEAMS = 12
@@ -73,6 +76,11 @@ class Menu:
     teams: tuple[tuple[str, str], ...] = ()
     name: str = ""
     form_token: str = ""
+
+    @staticmethod
+    def docs_of(path: str) -> str:
+        """The address of the documentation of the page with this entry; "" for a page without one."""
+        return next((docs_page(entry.docs) for entry in ENTRIES if entry.path == path), "")
 
 
 def menu(principal: Principal | None, sites: Mapping[Program, str], person: Person | None = None) -> Menu:

@@ -6,6 +6,7 @@ import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+from gputally.server.menu import ENTRIES
 from scripts.reference_pages import published
 from tests.module_names import name_exists
 
@@ -40,6 +41,12 @@ def test_every_relative_link_leads_somewhere(root: Path, pages: dict[Path, str])
             if not destination.exists() or (fragment and fragment not in anchors(destination.read_text("utf-8"))):
                 broken.append(f"{page.relative_to(root)}: {target}")
     assert broken == []
+
+
+def test_every_entry_of_the_menu_has_a_section_of_the_documentation(root: Path) -> None:
+    for entry in ENTRIES:
+        page, _, section = entry.docs.partition("#")
+        assert not section or section in anchors((root / "docs" / f"{page}.md").read_text("utf-8")), entry
 
 
 def test_every_picture_is_shown_somewhere_and_says_what_it_shows(root: Path, pages: dict[Path, str]) -> None:
