@@ -71,6 +71,15 @@ class BookedAdjustment(Model):
     at_ms: int
 
 
+class AdjustmentPreview(BookedAdjustment):
+    """A credit or charge that is not booked; its id is the one that it would get.
+
+    before, after: what the month `booked_in` charges the team without it and with it; null if that is not known."""
+
+    before: Decimal | None
+    after: Decimal | None
+
+
 class BookedCorrection(Model):
     """A correction of the closed `month` after late records. gpu_us and cost are differences; cost is null if
     unpriced."""

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
@@ -18,6 +19,7 @@ from pydantic import Field
 
 from accountant.api.access_control import Admin, DocumentReader, Reader, body, check_teams, known_team_for
 from accountant.api.bookkeeping_models import (
+    AdjustmentPreview,
     BookedAdjustment,
     BookedCorrection,
     ChangeLine,
@@ -34,6 +36,7 @@ from accountant.api.bookkeeping_models import (
     WaitingProposal,
 )
 from accountant.api.dependencies import AppDeps, Deps
+from accountant.api.months_due import month_unknown, months_due, shown_adjustment
 from accountant.api.problems import Refusal, answers, json_body, refuses, with_body
 from accountant.api.query_parameters import (
     REPORT_WIDTH,
@@ -60,7 +63,6 @@ from accountant.exports.protocol import exports, file_name
 from accountant.ledger.journal import FIRST_DIGEST, broken_at
 from accountant.prices.price_book import PriceBook, Share
 from accountant.reports import report_builder
-from accountant.reports.figure_formatting import records_begin
 from gputally.base.money import exact_sum
 from gputally.base.yaml_file import FileFault, parse
 from gputally.server.config_loading import Model, validate
@@ -282,11 +284,6 @@ def month_changes(
     )
 
 
-def month_unknown(deps: Deps, month: Month) -> str:
-    """Of which part of a month nothing is known, because the records begin inside it; "" for none."""
-    return records_begin(*month.span(deps.settings.zone), deps.ledger.status().extent[0], deps.settings.zone)
-
-
 def _period(deps: Deps, month: Month, books: ClosedMonths, objecting: int | None = None) -> Period:
     start, end = month.span(deps.settings.zone)
     closed, status = books.of(str(month)), deps.books.status(month, books)
@@ -336,6 +333,22 @@ def book_adjustment(
     one that a record, a queue or a namespace names, because its amount is due for ever."""
     check_teams(deps, principal, (new.team,), "books-refuse")
     return BookedAdjustment.from_object(deps.books.credits.adjust(new, principal.actor))
+
+
+@period_router.post(
+    "/v1/adjustments/preview",
+    summary="Preview a credit or charge",
+    **with_body(NewAdjustment, "books-refuse", "ledger-unavailable"),
+)
+def preview_adjustment(
+    new: Annotated[NewAdjustment, body(NewAdjustment)], deps: AppDeps, principal: Admin
+) -> AdjustmentPreview:
+    """Returns what the adjustment would change in the month in which it would be booked, with the refusals of booking
+    it."""
+    check_teams(deps, principal, (new.team,), "books-refuse")
+    shown = shown_adjustment(deps, principal.actor, new, partial(months_due, deps))
+    booked = BookedAdjustment.from_object(shown.adjustment)
+    return AdjustmentPreview(**booked.model_dump(), before=shown.before, after=shown.after)
 
 
 @period_router.get("/v1/corrections", summary="Corrections of closed months", responses=refuses("invalid-parameter"))

@@ -191,15 +191,21 @@ def adjust(
     amount: Annotated[str, Option(help="Amount; negative for a credit: --amount=-125.50.")],
     reason: Reason,
     approved_by: Approver,
+    yes: Annotated[bool, Option("--yes", help="Book it (default: show what it would change).")] = False,
     output: Printed = "table",
     *,
     at: Books,
 ) -> None:
-    """Book an approved credit or charge, for example for a failed node."""
-    from accountant.api.bookkeeping_models import BookedAdjustment
+    """Show what an approved credit or charge would change, for example for a failed node; with --yes, book it."""
+    from accountant.api.bookkeeping_models import AdjustmentPreview, BookedAdjustment
     from accountant.cli import terminal_tables
 
     body = {"month": month, "team": team, "amount": amount, "reason": reason, "approved_by": approved_by}
+    if not yes:
+        print_answer(
+            output, at.act(AdjustmentPreview, "/v1/adjustments/preview", body), terminal_tables.adjustment_preview
+        )
+        return
     booked = at.act(BookedAdjustment, "/v1/adjustments", body)
     print_answer(output, booked, lambda row: terminal_tables.adjustments([row]))
 

@@ -14,6 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from accountant.api.bookkeeping_models import (
+    AdjustmentPreview,
     Balance,
     BookedAdjustment,
     BookedCorrection,
@@ -375,6 +376,17 @@ def adjustments(booked: Sequence[BookedAdjustment]) -> Table:
              f"{_signed(line.amount)} {line.currency}")
             for line in booked
         ),
+    )  # fmt: skip
+
+
+def adjustment_preview(one: AdjustmentPreview) -> Table:
+    """A table of what a credit or charge would change."""
+    unit = f" {one.currency}"
+    return table(
+        "A credit or charge, not booked: --yes books it",
+        ["about", "booked in", "team", "reason", "approved by", *figures(f"charged there{unit}", "amount", "then")],
+        [(one.month, one.booked_in, one.team, one.reason, one.approved_by, money(one.before, one.currency),
+          _signed(one.amount), money(one.after, one.currency))],
     )  # fmt: skip
 
 

@@ -6,10 +6,10 @@ API; each leads to the act that it left."""
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import partial
 from typing import Annotated, Any, Final, get_args
 from urllib.parse import urlencode
 
@@ -18,10 +18,11 @@ from fastapi.responses import RedirectResponse
 from pydantic import BeforeValidator, Field, ValidationError
 
 from accountant.api.access_control import Admin, Reader, admit, check_form, check_teams, require_all_teams, team_filter
-from accountant.api.bookkeeping_routes import list_periods, month_unknown
+from accountant.api.bookkeeping_routes import list_periods
 from accountant.api.dependencies import AppDeps, Deps
+from accountant.api.months_due import MonthsDue, month_unknown, months_due, shown_adjustment
 from accountant.api.query_parameters import Params, edge, invalid
-from accountant.billing.statements import Adjustment, invoice_number
+from accountant.billing.statements import invoice_number
 from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.bookkeeping.month_changes import MonthChanges
 from accountant.bookkeeping.month_closing import Objecting, Status, state_of
@@ -34,7 +35,7 @@ from accountant.web.page_rows import Page, paged
 from accountant.web.statement_detail_pages import WHAT
 from accountant.wire.list_order import PageTables, TableSorting
 from gputally.base import called_off
-from gputally.base.money import exact_sum, plain
+from gputally.base.money import plain
 from gputally.base.untrusted_text import for_cell
 from gputally.server.config_loading import fault_text
 from gputally.server.tokens_and_grants import Principal
@@ -44,26 +45,6 @@ MONTHS_A_PAGE: Final = 13
 ACTS_A_PAGE: Final = 100
 _BLOCK: Final = 200
 """Acts that are read at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class MonthsDue:
-    """What a month's statement charges.
-
-    due: by team; an amount of 0 only where all is metered and has a price.
-    total: their sum, None if it is not known.
-    unbilled: the amount of what no team is billed for; None if it is not known, or there is none.
-    unknown: of which part of the month nothing is known, because records begin later; "" for none.
-    unpriced: by team its billed time without a price, in GPU-microseconds, which is in no amount.
-    recorded: whether any of its time is metered."""
-
-    currency: str | None
-    due: tuple[tuple[str, Decimal], ...]
-    total: Decimal | None
-    unpriced: Mapping[str, int]
-    recorded: bool
-    unbilled: Decimal | None
-    unknown: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,30 +60,10 @@ class InvoiceRow:
 
 
 def due_of(deps: Deps, month: Month) -> MonthsDue:
-    """What a month charges, from its stored statement or, if it is open, from the present records."""
-
-    def compute() -> MonthsDue:
-        stated = deps.books.month(month)
-        unpriced = Counter[str]()
-        for line in stated.lines:
-            if line.cost is None:
-                unpriced[line.team] += line.gpu_us
-        due = [
-            (team, amount)
-            for team, amount in stated.due.items()
-            if amount or (stated.metered and not unpriced.get(team))
-        ]
-        due.sort(key=lambda each: (-each[1], each[0]))
-        together = exact_sum(amount for _, amount in due)
-        total = together if due or (stated.metered and not unpriced) else None
-        return MonthsDue(
-            stated.currency, tuple(due), total, dict(unpriced), stated.metered, stated.not_billed or None,
-            month_unknown(deps, month),
-        )  # fmt: skip
-
+    """`months_due`, kept until something changes it."""
     closed = deps.books.books().of(str(month)) is not None
     key = ("due", month, page_queries.books(deps))
-    found: MonthsDue = deps.answers.ask(key, compute, (lambda: None) if closed else None).value
+    found: MonthsDue = deps.answers.ask(key, lambda: months_due(deps, month), (lambda: None) if closed else None).value
     return found
 
 
@@ -196,16 +157,6 @@ class StepsParams(Params):
     reason: str = Field(default="", max_length=1_000)
 
 
-@dataclass(frozen=True, slots=True)
-class ShownAdjustment:
-    """A credit or charge that is not booked. before, after: what the month in which it would be booked charges the
-    team; None if that is not known."""
-
-    adjustment: Adjustment
-    before: Decimal | None
-    after: Decimal | None
-
-
 @router.get("/invoices/{month}")
 def steps(
     request: Request, month: str, params: Annotated[StepsParams, Query()], deps: AppDeps, principal: Reader
@@ -218,7 +169,8 @@ def steps(
     status, book, drafts = deps.books.status(calendar_month), deps.book(), deps.books.drafts(calendar_month)
     shown = None
     if params.team and principal.may("admin"):
-        shown = _shown(deps, principal, calendar_month, params)
+        new = _adjustment(deps, principal, calendar_month, params.model_dump(exclude={"since"}))
+        shown = shown_adjustment(deps, principal.actor, new, partial(due_of, deps))
     with deps.ledger.moment() as moment:
         acts = moment.acts(subject=str(calendar_month))
     return month_and_decision_pages.page(
@@ -242,17 +194,6 @@ def _changed(deps: Deps, month: Month, since_ms: int | None) -> MonthChanges:
         key, lambda: deps.books.changed(month, since_ms), (lambda: None) if closed else None
     ).value
     return found
-
-
-def _shown(deps: Deps, principal: Principal, month: Month, params: StepsParams) -> ShownAdjustment:
-    new = _adjustment(deps, principal, month, params.model_dump(exclude={"since"}))
-    adjustment = deps.books.credits.adjustment(new, principal.actor)
-    found = due_of(deps, Month.parse(adjustment.booked_in))
-    before = dict(found.due).get(new.team)
-    if before is None and found.recorded and not found.unpriced.get(new.team):
-        before = Decimal(0)
-    after = None if before is None else exact_sum([before, adjustment.amount])
-    return ShownAdjustment(adjustment, before, after)
 
 
 _OBJECTIONS: Final = frozenset(get_args(Objecting))

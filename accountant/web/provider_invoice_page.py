@@ -20,8 +20,8 @@ from fastapi.responses import RedirectResponse
 from pydantic import Field, ValidationError
 
 from accountant.api.access_control import Reader, admit, check_form, require_all_teams
-from accountant.api.bookkeeping_routes import month_unknown
 from accountant.api.dependencies import AppDeps, Deps
+from accountant.api.months_due import month_unknown
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import invalid
 from accountant.billing.displayed_amounts import both_ways

@@ -79,6 +79,13 @@ BODIES: dict[str, Any] = {
     "/v1/periods/{month}/publish": {"reason": "r"},
     "/v1/periods/{month}/drafts": {"reason": "r"},
     "/v1/adjustments": {"month": "2026-10", "team": "vision", "amount": "1.50", "reason": "r", "approved_by": "a"},
+    "/v1/adjustments/preview": {
+        "month": "2026-10",
+        "team": "vision",
+        "amount": "1.50",
+        "reason": "r",
+        "approved_by": "a",
+    },
     "/v1/corrections": {},
     "/v1/credits/preview": _CREDIT,
     "/v1/credits": {**_CREDIT, "reason": "r", "approved_by": "a"},

@@ -60,7 +60,8 @@ ROUTES = {
     "admin": (
         "POST /v1/periods/{month}/close", "POST /v1/periods/{month}/reopen", "POST /v1/periods/{month}/publish",
         "POST /v1/periods/{month}/drafts",
-        "POST /v1/adjustments", "POST /v1/credits/preview", "POST /v1/credits", "POST /v1/corrections",
+        "POST /v1/adjustments", "POST /v1/adjustments/preview", "POST /v1/credits/preview", "POST /v1/credits",
+        "POST /v1/corrections",
         "POST /v1/prices/preview", "POST /v1/prices", "POST /v1/reconciliation/{month}", "GET /v1/check",
         "GET /v1/audit", "POST /v1/backups", "GET /v1/backups", "GET /v1/backups/{name}", "GET /v1/deliveries",
         "POST /v1/deliveries/again", "POST /v1/pods", "POST /v1/gpus/retire", "POST /v1/gpus/move", "GET /v1/clock",

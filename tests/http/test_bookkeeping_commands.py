@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from decimal import Decimal
 
 import pytest
 
@@ -99,9 +100,24 @@ def test_closing_is_refused_and_acknowledged(place, asked, clock):
 
 
 def test_a_credit(place, asked, stated):
-    out = asked.shown(
-        "adjust", "2026-11", "--team", "vision", "--amount=-1.50", "--reason", "node 1 failed", "--approved-by", "cfo"
+    command = (
+        "adjust",
+        "2026-11",
+        "--team",
+        "vision",
+        "--amount=-1.50",
+        "--reason",
+        "node 1 failed",
+        "--approved-by",
+        "cfo",
     )
+    before = json.loads(stated("2026-11"))["due"].get("vision", "0.00")
+    shown = json.loads(asked.shown(*command, "--output", "json"))
+    assert (Decimal(shown["before"]), shown["amount"]) == (Decimal(before), "-1.50")
+    assert Decimal(shown["after"]) == Decimal(before) - Decimal("1.50")
+    assert re.search(r"vision\s+node 1 failed\s+cfo\s+\S+\s+-1\.50\s+\S+", asked.shown(*command))
+    assert json.loads(stated("2026-11"))["adjustments"] == [], "nothing is booked without --yes"
+    out = asked.shown(*command, "--yes")
     assert re.search(
         r"2026-11\s+2026-11\s+vision\s+node 1 failed\s+without sign-in, from this machine\s+cfo\s+-1\.50 EUR", out
     )
