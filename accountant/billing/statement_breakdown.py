@@ -250,9 +250,10 @@ def itemise(stated: Statement, figure: LineFilter, groups: Groups, by: Cut) -> I
         whole = ItemAmount(line.gpu_us, line.gpu_hours, line.cost, amount if stated.currency is not None else None)
         lines.append((line, whole))
         cuts.append(_cut(line, whole, *groups.by_line.get(line.key, (_NONE, _NONE)), places))
-    return Itemised(
-        tuple(lines), total(part for _, part in lines), groups.keys, tuple(cuts), stated.currency, places, by
-    )
+    whole = total(part for _, part in lines)
+    if not lines and stated.metered and stated.currency is not None:
+        whole = ItemAmount(0, Decimal(0), Decimal(0), Decimal(0))
+    return Itemised(tuple(lines), whole, groups.keys, tuple(cuts), stated.currency, places, by)
 
 
 def total(parts: Iterable[ItemAmount]) -> ItemAmount:

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
-from operator import itemgetter
-from typing import Literal, TypeAlias, TypedDict
+from operator import attrgetter, itemgetter
+from typing import Literal, TypeAlias, TypedDict, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -35,6 +35,7 @@ SCHEMA = 2
 Status = Literal["open", "closed"]
 LineKey: TypeAlias = tuple[str, Account, Detail, str, str, str]
 """Identifies a line of a statement: team, account, detail, GPU model, capacity type, id of the price row or ""."""
+K = TypeVar("K", str, LineKey)
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,9 +389,43 @@ Entry: TypeAlias = tuple[Account, int, Decimal | None]
 """One account's GPU-µs and its cost (None: unpriced)."""
 
 
-def payable_lines(stated: Statement) -> list[tuple[StatementLine, Entry]]:
+def of_months(whole: Statement, parts: Sequence[Statement]) -> Statement:
+    """The statement of a span with the sums of the amounts of its parts, each in one calendar month: a month is charged
+    by itself. Quantities and exact costs stay those of the whole span. parts: none for a span in one month."""
+    if not parts:
+        return whole
+    owed, due = (_added(amounts(part) for part in parts) for amounts in (attrgetter("payable"), attrgetter("charged")))
+    not_billed = due.pop(IDLE, None)
+    return replace(
+        whole,
+        payable=owed,
+        payable_total=None if whole.payable_total is None else exact_sum(owed.values()),
+        due=due,
+        due_total=None if whole.due_total is None else exact_sum(due.values()),
+        not_billed=not_billed,
+    )
+
+
+def _added(several: Iterable[Mapping[K, Decimal]]) -> dict[K, Decimal]:
+    """The sums of amounts with the same key, in the order of the keys."""
+    found: dict[K, list[Decimal]] = defaultdict(list)
+    for amounts in several:
+        for key, amount in amounts.items():
+            found[key].append(amount)
+    return {key: exact_sum(found[key]) for key in sorted(found)}
+
+
+def payable_lines(stated: Statement, parts: Sequence[Statement] = ()) -> list[tuple[StatementLine, Entry]]:
     """The statement's lines with the amounts that are shown for them (None: unpriced), which add up to its payable
-    amounts; see `displayed_amounts`."""
+    amounts; see `displayed_amounts`. parts: as of `of_months`."""
+    if parts:
+        shown = _added(
+            {line.key: amount for line, (_, _, amount) in payable_lines(part) if amount is not None} for part in parts
+        )
+        return [
+            (line, (line.account, line.gpu_us, None if line.cost is None else shown.get(line.key, Decimal(0))))
+            for line in stated.lines
+        ]
     amounts: dict[int, Decimal] = {}
     if stated.currency is not None:
         of_kind: dict[KindKey, dict[int, Decimal]] = defaultdict(dict)

@@ -140,6 +140,14 @@ def day_span(day: date, tz: ZoneInfo) -> tuple[int, int]:
     return midnight_ms(day, tz), midnight_ms(day + timedelta(days=1), tz)
 
 
+def by_month(start_ms: int, end_ms: int, tz: ZoneInfo) -> Iterator[tuple[int, int]]:
+    """The parts of [start_ms, end_ms) in calendar months, in order."""
+    while start_ms < end_ms:
+        until_ms = min(end_ms, Month.of(start_ms, tz).span(tz)[1])
+        yield start_ms, until_ms
+        start_ms = until_ms
+
+
 def days(start_ms: int, end_ms: int, tz: ZoneInfo) -> Iterator[tuple[date, int, int]]:
     """The local days that overlap a span, each cut to the span: (day, start_ms, end_ms)."""
     at = start_ms

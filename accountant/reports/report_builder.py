@@ -21,6 +21,7 @@ from zoneinfo import ZoneInfo
 from accountant.billing import budget_forecast, displayed_amounts, queue_waits
 from accountant.billing.budget_forecast import Outlook
 from accountant.billing.charge import Charge
+from accountant.billing.charge_table import ChargeTable
 from accountant.billing.cost_allocation import billed_tables, unused_commitments
 from accountant.billing.displayed_amounts import Part
 from accountant.billing.queue_waits import WaitRow
@@ -33,13 +34,14 @@ from accountant.billing.statements import (
     Statement,
     StatementLine,
     invoice_number,
+    of_months,
     payable_lines,
 )
 from accountant.billing.statements import build as build_statement
 from accountant.billing.usage_pricing import charges
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.month_closing import booked_in_month, booked_later
-from accountant.core.periods import Month, span_before, zone
+from accountant.core.periods import Month, by_month, span_before, zone
 from accountant.core.settings import InvoiceIssuer
 from accountant.history_import.import_run import IMPORTING, ImportRow, import_rows, imported_chunks
 from accountant.ledger.protocols import Moment, ReadableLedger
@@ -109,6 +111,18 @@ NO_BOOKS: Final = MonthBooks()
 
 
 @dataclass(frozen=True, slots=True)
+class MonthsPart:
+    """The bills of the part of a span in one calendar month: by team, of unused commitments, and the amounts of
+    users."""
+
+    start_ms: int
+    end_ms: int
+    billed: Sequence[Charge]
+    unused: Sequence[Charge]
+    by_user: Sequence[Part]
+
+
+@dataclass(frozen=True, slots=True)
 class Readings:
     """The ledger's data for the reports of [start_ms, end_ms), priced by `book`.
 
@@ -117,6 +131,7 @@ class Readings:
     since_ms: start of the ledger's first record.
     by_day: charges by team, queue, day and more (`accountant.billing.budget_forecast.grouping`), if there is a month.
     billed, earlier: bills by team of the span and of the one before.
+    parts, parts_before: the same of each of their months, if they are of several: amounts are the sums of those.
     unused: unused commitments.
     hourly: usage by team, queue and local hour.
     of_quotas: usage by queue, for `quota_usage`.
@@ -140,6 +155,8 @@ class Readings:
     by_day: Sequence[Charge]
     billed: Sequence[Charge]
     earlier: Sequence[Charge]
+    parts: Sequence[MonthsPart]
+    parts_before: Sequence[MonthsPart]
     unused: Sequence[Charge]
     hourly: Usage
     of_quotas: Usage
@@ -200,6 +217,7 @@ def read_data(
     by_day = budget_forecast.grouping(version.policy for version in policies[-1:])
     spans = ModelSpans.of(policies, start_ms, end_ms)
     hourly = ledger.usage((start_ms, end_ms), ("team", "queue", "hour"), None, timezone, ())
+    parts = _parts(ledger, book, start_ms, end_ms, timezone)
     return Readings(
         start_ms=start_ms,
         end_ms=end_ms,
@@ -213,6 +231,8 @@ def read_data(
         by_day=charges(ledger, book, start_ms, end_ms, by_day, None, timezone) if month is not None else (),
         billed=billed.charges(),
         earlier=earlier.charges(),
+        parts=parts,
+        parts_before=_parts(ledger, book_before, *before_ms, timezone),
         unused=unused_commitments(ledger, book, start_ms, end_ms, timezone),
         hourly=hourly,
         of_quotas=ledger.usage(spans.edges, ("queue", *spans.dimensions), None, timezone, ())
@@ -224,19 +244,33 @@ def read_data(
         epochs=_epochs(
             ledger, book, jobs, teams, (start_ms, end_ms), timezone, MOST_EPOCH_JOBS if scopes is None else None
         ),
-        by_user=displayed_amounts.parts(
-            displayed_amounts.keyed(billed.charges()),
-            displayed_amounts.keyed(by_job.regrouped(_TEAM_AND_USER).charges()),
-            1,
-            book.currency,
-        )
-        if book is not None
-        else (),
+        by_user=[one for part in parts for one in part.by_user] or _of_users(billed, by_job, book),
         booked=booked,
         scopes=teams,
         peaks=_peaks(ledger, jobs, teams, start_ms, end_ms, timezone),
         everyone=ledger.status().teams,
     )
+
+
+def _parts(ledger: Moment, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str) -> list[MonthsPart]:
+    """The bills of each month of a span; none for a span in one month."""
+    spans = list(by_month(start_ms, end_ms, zone(timezone)))
+    if len(spans) == 1 or book is None:
+        return []
+    found = []
+    for span in spans:
+        billed, by_job = billed_tables(ledger, book, *span, (_BY_TEAM, BY_JOB), timezone)
+        unused = unused_commitments(ledger, book, *span, timezone)
+        found.append(MonthsPart(*span, billed.charges(), unused, _of_users(billed, by_job, book)))
+    return found
+
+
+def _of_users(billed: ChargeTable, by_job: ChargeTable, book: PriceBook | None) -> Sequence[Part]:
+    """The amounts of users in bills by team and by job."""
+    if book is None:
+        return ()
+    of_users = displayed_amounts.keyed(by_job.regrouped(_TEAM_AND_USER).charges())
+    return displayed_amounts.parts(displayed_amounts.keyed(billed.charges()), of_users, 1, book.currency)
 
 
 def _epochs(
@@ -473,13 +507,15 @@ def made_of(
     start_ms, end_ms, timezone, tz, book = found.start_ms, found.end_ms, found.timezone, found.tz, found.book
     month, policies, booked = found.month, found.policies, found.booked
     standing = build_statement(found.billed, book, policies, start_ms, end_ms, timezone, booked.beside, found.unused)
-    stated = booked.kept or standing
-    lines = payable_lines(stated)
+    parts = _statements(found.parts, book, timezone)
+    stated = booked.kept or of_months(standing, parts)
+    lines = payable_lines(stated, parts)
     earlier = build_statement(found.earlier, found.book_before, (), *found.before_ms, timezone)
     closed = booked.kept_before
     if closed is not None and (closed.start_ms, closed.end_ms) == found.before_ms:
         earlier = closed
-    before = payable_lines(earlier) if earlier.metered else ()
+    before = payable_lines(earlier, _statements(found.parts_before, found.book_before, timezone))
+    before = before if earlier.metered else []
     jobs = found.jobs.ranked(team)
     jobs_before = found.jobs_before.ranked(team).count if before else 0
     users = report_breakdowns.with_amounts(jobs.users(), (one for one in found.by_user if team in (None, one.team)))
@@ -526,6 +562,13 @@ def made_of(
         example_prices=book is not None and book.has_examples,
         everyone=found.everyone,
     )
+
+
+def _statements(parts: Sequence[MonthsPart], book: PriceBook | None, timezone: str) -> list[Statement]:
+    return [
+        build_statement(part.billed, book, (), part.start_ms, part.end_ms, timezone, unused=part.unused)
+        for part in parts
+    ]
 
 
 def report(

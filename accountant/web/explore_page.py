@@ -53,7 +53,7 @@ from accountant.wire.option_types import Order
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base import called_off
-from gputally.base.money import Money, exact_sum, gpu_hours, payable
+from gputally.base.money import exact_sum, gpu_hours
 from gputally.base.number_format import NOTHING, number
 from gputally.base.units import US_PER_HOUR
 from gputally.base.untrusted_text import for_cell
@@ -419,9 +419,8 @@ def _chart(chart: Series, measure: Measure, currency: str | None, edges: Sequenc
     for place, cell in enumerate(chart.cells):
         name = _time_name(chart.unit, cell.name)
         told = [name]
-        shown = _amounts(cell.parts, currency) if measure == "cost" and currency is not None else cell.parts
         told += [f"{parts[at][1]}: {_measured(measure, value, currency)} {_unit(FIGURES[measure], currency)}"
-                 for at, value in sorted(shown.items())]  # fmt: skip
+                 for at, value in sorted(cell.parts.items())]  # fmt: skip
         known = [value for value in cell.parts.values() if value is not None]
         if len(known) > 1 and len(known) == len(cell.parts):
             whole = exact_sum(map(Decimal, known)) if measure == "cost" else sum(known)
@@ -437,12 +436,6 @@ def _chart(chart: Series, measure: Measure, currency: str | None, edges: Sequenc
     title = f"{FIGURES[measure].title} by {chart.unit}, {_unit(FIGURES[measure], currency)}"
     named = ", ".join(name for _, name in parts)
     return html_page.stacked("explored", columns, title, f"Parts from below: {named}.", thinned=False)
-
-
-def _amounts(costs: Mapping[int, Figure], currency: str) -> Mapping[int, Figure]:
-    """The costs of one column in the minor unit of the currency, which add up to its rounded sum."""
-    known = {at: Money(Decimal(value), currency) for at, value in costs.items() if value is not None}
-    return {**costs, **{at: money.amount for at, money in payable(known, currency).items()}}
 
 
 def _height(measure: Measure, value: Figure) -> float:

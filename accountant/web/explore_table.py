@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from accountant.billing.displayed_costs import displayed_costs
-from accountant.billing.usage_pricing import cost, cost_of
+from accountant.billing.usage_pricing import cost_of
 from accountant.core.periods import days, hours, zone
 from accountant.ledger.protocols import Moment
 from accountant.ledger.usage import ACCOUNTS, HELD, EarlierSpan, Where, coverage, usage_line
@@ -392,8 +392,8 @@ def _chart(
 
 
 def _rest(whole: Figure, parts: Sequence[Figure]) -> Figure:
-    """The whole without its parts; None if one of them is unknown. Costs of parts are rounded apart from the whole, at
-    the ninth decimal of an hour, so that a rest may miss 0."""
+    """The whole without its parts; None if one of them is unknown. Amounts of jobs are rounded by themselves, so that a
+    rest may miss 0."""
     if whole is None or any(part is None for part in parts):
         return None
     if isinstance(whole, int):
@@ -443,8 +443,8 @@ def _by_time(
     by = (asked.unit,) if series is None else (series, asked.unit)
     where = asked.where if series is None else {**asked.where, series: tuple(only)}
     if asked.measure == "cost":
-        lines = cost(ledger, book, *span, by, where, asked.timezone).lines
-        return {("" if series is None else line.key[series], line.key[asked.unit]): line.cost for line in lines}
+        amounts = _amounts(ledger, book, span, by, where, asked.timezone)
+        return {("" if series is None else key[0], key[-1]): amount for key, amount in amounts.items()}
     usage = ledger.usage(span, by, where, asked.timezone)
     values = _column(usage.names, usage.figures, asked.measure)
     return {
@@ -476,8 +476,7 @@ def _of_rows(
     where = {**asked.where, **{name: few for name, few in values.items() if len(few) <= _FEW_VALUES}}
     rows: Iterable[tuple[Key, Figure]]
     if asked.measure == "cost":
-        rows = ((tuple(line.key.values()), line.cost) for line in
-                cost(ledger, book, *span, by, where, asked.timezone).lines)  # fmt: skip
+        rows = _amounts(ledger, book, span, by, where, asked.timezone).items()
     else:
         usage = ledger.usage(span, by, where, asked.timezone)
         rows = zip(usage.row_keys(), _column(usage.names, usage.figures, asked.measure), strict=True)
@@ -489,6 +488,19 @@ def _of_rows(
             parts.setdefault(("" if place is None else key[place], key[time]), []).append(value)
             whole.setdefault(("", key[time]), []).append(value)
     return {at: added(of) for at, of in parts.items()}, {at: added(of) for at, of in whole.items()}
+
+
+def _amounts(
+    ledger: Moment,
+    book: PriceBook | None,
+    span: tuple[int, int],
+    by: Sequence[Dimension],
+    where: Where,
+    timezone: str,
+) -> Mapping[Key, Decimal | None]:
+    """The amount that a table by these dimensions shows for each row; None if some of its time has no price."""
+    found = displayed_costs(ledger, book, *span, by, where, timezone)
+    return {key: amount and found.of_jobs.get(key, amount) for key, amount in found.known.items()}
 
 
 def _column(names: Sequence[str], figures: Int64Array, measure: Measure) -> list[int]:

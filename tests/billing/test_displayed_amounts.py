@@ -209,6 +209,43 @@ def test_a_span_of_several_months_has_the_sums_of_their_amounts(spans: list[Row]
         for key, amount in by_month.items():
             summed[key[:-1]] += amount  # type: ignore[assignment]
         assert amounts(whole, *by, **where) == summed
+    told = build(ledger, BOOK, *whole, timezone)
+    parts = [build(ledger, BOOK, *span, timezone) for span in months]
+    of_team = amounts(whole, "team")
+    assert {row.team: row.figures.cost for row in told.teams} == {
+        team: of_team[(team,)] for team in {row.team for one in parts for row in one.teams}
+    }
+    assert exact_sum(told.payable.values()) == exact_sum(of_team.values())  # type: ignore[type-var]
+    assert exact_sum(told.payable.values()) == exact_sum(part.payable_total or Decimal(0) for part in parts)
+    assert told.due_total == exact_sum(part.due_total or Decimal(0) for part in parts)
+    kinds = amounts(whole, "gpu_model", "capacity_type")
+    assert {(row.gpu_model, row.capacity_type): row.figures.cost for row in told.kinds} == dict(kinds)
+    users = {row.user: row.shown and row.shown.cost for row in told.users}
+    of_users = Counter({key: value - displayed_costs(ledger, BOOK, *whole, ("user",), None, timezone).unheld.get(key, 0)
+                        for key, value in amounts(whole, "user").items()})  # fmt: skip
+    assert users == {user: of_users[(user,)] for user in users}
+
+
+@settings(max_examples=examples(10, 200), deadline=None)
+@given(rows(), st.sampled_from((("team",), ("user",), ("team", "gpu_model"), ("node", "user"), ("job",))))
+def test_a_column_of_the_chart_has_the_amounts_of_a_table_by_time_and_adds_up_to_it(
+    spans: list[Row], by: tuple[str, ...]
+) -> None:
+    ledger = ListLedger(spans)
+    asked = Question(by, {}, "UTC", "cost", "day")  # type: ignore[arg-type]
+    found = explore_table.explore(ledger, BOOK, SPAN, None, asked, 0, 4, str)
+    chart = found.chart
+    assert chart.dimension is not None
+    table = amounts_of(ledger, "day")
+    several = table_of(ledger, BOOK, *SPAN, Question((chart.dimension, "day"), {}, "UTC", "cost", "day"))
+    shown = {key: several.row(place).amount for place, key in enumerate(several.keys)}
+    for cell in chart.cells:
+        for place, amount in cell.parts.items():
+            assert amount == amount.quantize(Decimal("0.01"))  # type: ignore[union-attr, operator]
+            if place < len(chart.names) and chart.dimension in ("team", "job"):
+                assert amount == shown[chart.names[place], cell.name]
+        if chart.dimension == "team":
+            assert exact_sum(cell.parts.values()) == table.get((cell.name,), 0)  # type: ignore[type-var]
 
 
 @settings(max_examples=examples(25, 400), deadline=None)

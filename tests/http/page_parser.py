@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from html import unescape
 from html.parser import HTMLParser
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -56,3 +58,25 @@ def rows_after(found: Reader, caption: str, row: str) -> list[str]:
     start = next(i for i, text in enumerate(texts) if text.startswith(caption))
     at = next(i for i in range(start, len(texts)) if texts[i] == row)
     return texts[at + 1 : at + 8]
+
+
+def tables(text: str) -> dict[str, tuple[str, list[list[str]]]]:
+    """The head, and the cells of the body's rows, of each table by its caption."""
+    found = {}
+    for one in re.findall(r"<table.*?</table>", text, re.DOTALL):
+        caption = plain(re.findall(r"<caption[^>]*>(.*?)</caption>", one, re.DOTALL)[0])
+        head, _, body = one.partition("</thead>")
+        rows = re.findall(r"<tr[^>]*>(.*?)</tr>", body.partition("</tbody>")[0], re.DOTALL)
+        found[caption] = head, [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in rows]
+    return found
+
+
+def plain(markup: str) -> str:
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", markup)).split())
+
+
+def figure(cell: str) -> float | None:
+    """The figure that a cell begins with; None for a text or what is unknown."""
+    text = plain(cell).replace(",", "").replace("−", "-")
+    found = re.match(r"[+-]?\d+(\.\d+)?", text)
+    return float(found[0]) if found else None

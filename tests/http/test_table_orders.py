@@ -16,6 +16,7 @@ from accountant.wire.list_order import PageTables
 from gputally.base.clock import VirtualClock
 from tests.fakes.memory_ledger import NOW_MS
 from tests.http.conftest import INVENTORY, client_of, settings_in
+from tests.http.page_parser import figure, plain, tables
 from tests.http.quarter_hours import held
 from tests.price_books import price_book_text
 from tests.usage_records import batch, deliver
@@ -50,30 +51,8 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 PATHS = ("/", f"/month/{MONTH}", f"/team/vision?month={MONTH}", "/invoices", f"/invoice/{MONTH}")
 
 
-def tables(text: str) -> dict[str, tuple[str, list[list[str]]]]:
-    """The head, and the cells of the body's rows, of each table by its caption."""
-    found = {}
-    for one in re.findall(r"<table.*?</table>", text, re.DOTALL):
-        caption = plain(re.findall(r"<caption[^>]*>(.*?)</caption>", one, re.DOTALL)[0])
-        head, _, body = one.partition("</thead>")
-        rows = re.findall(r"<tr[^>]*>(.*?)</tr>", body.partition("</tbody>")[0], re.DOTALL)
-        found[caption] = head, [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in rows]
-    return found
-
-
-def plain(markup: str) -> str:
-    return " ".join(unescape(re.sub(r"<[^>]*>", " ", markup)).split())
-
-
 def heads(head: str) -> list[str]:
     return re.findall(r"<th[^>]*>.*?</th>", head, re.DOTALL)
-
-
-def figure(cell: str) -> float | None:
-    """The figure that a cell begins with; None for a text or what is unknown."""
-    text = plain(cell).replace(",", "").replace("−", "-")
-    found = re.match(r"[+-]?\d+(\.\d+)?", text)
-    return float(found[0]) if found else None
 
 
 @pytest.mark.parametrize("path", PATHS)
