@@ -206,14 +206,34 @@ def before(report: Report) -> str:
 
 
 def before_short(report: Report) -> str:
-    """The span of comparison in short: `September 2026`, `same part of September 2026`, `the span before`."""
+    """The span of comparison in short: `September 2026`, `same part of September 2026`, `September 2026 from 16 Sep`,
+    `the span before`."""
     start, end = report.before_ms
+    if report.by_day is not None:
+        begin = datetime.fromtimestamp(start // MS_PER_SECOND, report.tz)
+        of_month = Month.of(start, report.tz).span(report.tz)[1] == end
+        return f"{begin:%B %Y} from {begin:%-d %b}" if of_month else f"the span before from {begin:%-d %b %Y}"
     if Month.spanning(start, end, report.tz):
         return before(report)
     month = Month.of(start, report.tz)
     if month.span(report.tz)[0] == start:
         return f"same part of {datetime.fromtimestamp(start // MS_PER_SECOND, report.tz):%B %Y}"
     return "the span before"
+
+
+def a_day(report: Report, now: Decimal, before: Decimal) -> str:
+    """Two amounts of a report that is compared by day: `EUR 3,210.00 a day against 3,050.00 a day in October 2026 from
+    16 Oct`."""
+    rates = (now, before) if report.by_day is None else report.by_day.rates(now, before)
+    texts = [money(rate, report.currency) for rate in rates]
+    return f"{report.currency} {texts[0]} a day against {texts[1]} a day in {before_short(report)}"
+
+
+def against(report: Report, now: Decimal | int | None, before: Decimal | int | None) -> str:
+    """The change of a figure from the span before, by day if the report is compared so: `+12.3 %`."""
+    if report.by_day is None or now is None or before is None:
+        return relative_of(now, before)
+    return relative_of(*report.by_day.rates(now, before))
 
 
 def length(start_ms: int, end_ms: int) -> str:

@@ -51,9 +51,11 @@ class TimeAndCost:
 
 @dataclass(frozen=True, slots=True)
 class SpanChange:
-    """The change from the span before. relative: None if the earlier value was 0."""
+    """The change from the span before, or by day from the part of it that has records.
 
-    absolute: Decimal
+    absolute: None if it is by day. relative: None if the earlier value was 0."""
+
+    absolute: Decimal | None
     relative: float | None
 
 
@@ -244,9 +246,21 @@ def accounts(lines: Lines, team: str | None) -> tuple[AccountRow, ...]:
     )
 
 
-def teams(lines: Lines, earlier: Lines, team: str | None) -> tuple[TeamRow, ...]:
+@dataclass(frozen=True, slots=True)
+class Days:
+    """The lengths by which two spans are compared, of which the one before has records only in part."""
+
+    now: Decimal
+    before: Decimal
+
+    def rates(self, now: Decimal | int, before: Decimal | int) -> tuple[Decimal, Decimal]:
+        """The figures of both spans, a day."""
+        return now / self.now, before / self.before
+
+
+def teams(lines: Lines, earlier: Lines, team: str | None, by_day: Days | None = None) -> tuple[TeamRow, ...]:
     """For the cluster all teams that held or pay for anything, for a team only that one; rank and share always refer to
-    the whole cluster."""
+    the whole cluster. by_day: None to compare the sums of both spans."""
     by_team = group_by((line.team, entry) for line, entry in lines)
     before = group_by((line.team, entry) for line, entry in earlier)
     holders = {
@@ -262,17 +276,19 @@ def teams(lines: Lines, earlier: Lines, team: str | None) -> tuple[TeamRow, ...]
             figures=holders[name],
             share=share(holders[name].accounts.allocated, allocated_us),
             rank=rank,
-            change=_change(holders[name], before.get(name)),
+            change=_change(holders[name], before.get(name), by_day),
         )
         for rank, name in enumerate(ranked, 1)
     ]
     return tuple(row for row in rows if team in (None, row.team))
 
 
-def _change(now: TimeAndCost, before: TimeAndCost | None) -> SpanChange | None:
+def _change(now: TimeAndCost, before: TimeAndCost | None, by_day: Days | None) -> SpanChange | None:
     """The change of the cost; None if there is no earlier value, or one of the costs is incomplete."""
     if before is None or now.unpriced_us or before.unpriced_us:
         return None
+    if by_day is not None:
+        return replace(change(*by_day.rates(now.cost, before.cost)), absolute=None)
     return change(now.cost, before.cost)
 
 

@@ -53,6 +53,7 @@ from accountant.reports.report_breakdowns import (
     BY_JOB,
     AccountRow,
     DayRow,
+    Days,
     Headline,
     HourlyUse,
     JobRow,
@@ -67,6 +68,7 @@ from accountant.reports.statement_line_charges import Details
 from accountant.wire.policy_models import IDLE, PolicyVersion
 from accountant.wire.usage_cost_and_job_models import BudgetState, Dimension
 from gputally.base.money import exact_sum
+from gputally.base.units import MS_PER_DAY
 
 CANDIDATES = 25
 """Jobs per scope whose hourly peaks are read: those that left the most GPU time idle."""
@@ -126,7 +128,9 @@ class MonthsPart:
 class Readings:
     """The ledger's data for the reports of [start_ms, end_ms), priced by `book`.
 
-    before_ms: the span that this one is compared with; its time is priced by book_before.
+    before_ms: the span that this one is compared with: the part of `span_before` up to this one that has records; its
+        time is priced by book_before.
+    until_ms: end of the newest record, or of the span if it is later.
     month: the calendar month that the span is, or begins; None for other spans.
     since_ms: start of the ledger's first record.
     by_day: charges by team, queue, day and more (`accountant.billing.budget_forecast.grouping`), if there is a month.
@@ -146,6 +150,7 @@ class Readings:
     start_ms: int
     end_ms: int
     before_ms: tuple[int, int]
+    until_ms: int
     timezone: str
     book: PriceBook | None
     book_before: PriceBook | None
@@ -206,7 +211,10 @@ def read_data(
     Raises ValueError for an empty span or an unknown time zone."""
     if start_ms >= end_ms:
         raise ValueError(f"a report needs a span: [{start_ms}, {end_ms}) is empty")
+    first_ms, newest_ms = ledger.status().extent
     before_ms = span_before(start_ms, end_ms, zone(timezone))
+    if before_ms[0] < first_ms < start_ms:
+        before_ms = first_ms, start_ms
     book_before = book_before or book
     month = budget_forecast.month_of(start_ms, end_ms, timezone)
     billed, by_job = billed_tables(ledger, book, start_ms, end_ms, (_BY_TEAM, BY_JOB), timezone)
@@ -222,12 +230,13 @@ def read_data(
         start_ms=start_ms,
         end_ms=end_ms,
         before_ms=before_ms,
+        until_ms=min(end_ms, newest_ms),
         timezone=timezone,
         book=book,
         book_before=book_before,
         policies=policies,
         month=month,
-        since_ms=ledger.status().extent[0],
+        since_ms=first_ms,
         by_day=charges(ledger, book, start_ms, end_ms, by_day, None, timezone) if month is not None else (),
         billed=billed.charges(),
         earlier=earlier.charges(),
@@ -334,7 +343,8 @@ class Report:
     team: None for the whole cluster.
     period: accountant.bookkeeping.month_closing.Status.
     before: the headline of the span before, None if the ledger has no records of it.
-    before_ms: the span before.
+    before_ms: the span before, or the part of it up to this one that has records.
+    by_day: how both are compared if it is a part; None: as wholes.
     budgets, outlook: budgets and forecast of the month that the span is or begins.
     late: whether records arrived after the close; they are in the breakdowns, but not in the statement.
     users, unnamed_users: the largest users, and how many more there are.
@@ -357,6 +367,7 @@ class Report:
     headline: Headline
     before: Headline | None
     before_ms: tuple[int, int]
+    by_day: Days | None
     accounts: tuple[AccountRow, ...]
     teams: tuple[TeamRow, ...]
     budgets: tuple[BudgetState, ...]
@@ -521,6 +532,14 @@ def made_of(
     users = report_breakdowns.with_amounts(jobs.users(), (one for one in found.by_user if team in (None, one.team)))
     candidates = jobs.wasteful(CANDIDATES)
     days, since_ms = found.by_day, found.since_ms
+    by_day = None
+    if (
+        before
+        and found.until_ms > start_ms
+        and found.before_ms[0] == since_ms
+        and found.before_ms != span_before(start_ms, end_ms, tz)
+    ):
+        by_day = Days(_days(max(start_ms, since_ms), found.until_ms), _days(*found.before_ms))
     of_queues = quotas(policies, found.of_quotas, start_ms, end_ms, tz, since_ms)
     return Report(
         statement=stated,
@@ -534,8 +553,9 @@ def made_of(
         headline=report_breakdowns.headline(lines, team, jobs.count),
         before=report_breakdowns.headline(before, team, jobs_before) if before else None,
         before_ms=found.before_ms,
+        by_day=by_day,
         accounts=report_breakdowns.accounts(lines, team),
-        teams=report_breakdowns.teams(lines, before, team),
+        teams=report_breakdowns.teams(lines, before, team, by_day),
         budgets=budget_forecast.budgets(days, book, policies, team, month, end_ms, timezone, since_ms) if month else (),
         outlook=budget_forecast.outlook(days, book, team, month, start_ms, end_ms, timezone, since_ms)
         if month and book
@@ -569,6 +589,10 @@ def _statements(parts: Sequence[MonthsPart], book: PriceBook | None, timezone: s
         build_statement(part.billed, book, (), part.start_ms, part.end_ms, timezone, unused=part.unused)
         for part in parts
     ]
+
+
+def _days(start_ms: int, end_ms: int) -> Decimal:
+    return Decimal(end_ms - start_ms) / MS_PER_DAY
 
 
 def report(

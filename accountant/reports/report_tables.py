@@ -273,6 +273,7 @@ def _summary(report: Report) -> ReportTable:
         "Summary",
         "scope:text start:instant end:instant timezone:text period:text currency:text cost:money "
         "unallocated_cost:money due:money not_billed:money booked_since:money cost_before:money "
+        "before_start:instant before_end:instant "
         f"capacity_gpu_hours:hours {_USE.partition(' idle_cost')[0]} jobs:count coverage:ratio price_book_version:text "
         "policy_versions:text statement_sha256:text",
         (
@@ -283,6 +284,7 @@ def _summary(report: Report) -> ReportTable:
                 report.due_total, report.not_billed,
                 exact_sum(total for _, total in report.restated.values()),
                 _known(report.before.cost, report.before.unpriced_us) if report.before and report.currency else None,
+                *(report.before_ms if report.before else (None, None)),
                 head.figures.accounts.total if stated.gpu_us else None, *use,
                 head.jobs if stated.metered else None, stated.coverage if stated.gpu_us else None,
                 stated.price_book_version, ", ".join(stated.policy_versions), statement_hash(stated),

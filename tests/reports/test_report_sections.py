@@ -417,3 +417,39 @@ def test_the_cost_of_a_kind_of_capacity_is_that_of_the_hours_beside_it() -> None
     assert "Unallocated<small>GPU-h</small>" in table
     for row in priced:
         assert f">{figure_formatting.hours(row.figures.accounts.unallocated)}</td>" in table
+
+
+BY_DAY = "id: h, model: H100, price: 2, valid_from: 2026-01-01"
+
+
+@pytest.mark.parametrize("part", [("2026-11-01", "2026-11-05"), ("2026-11-01", "2026-12-01")])
+def test_a_month_before_that_is_recorded_in_part_is_compared_by_day(part: tuple[str, str]) -> None:
+    """Records begin on 16 October: 48 a day then, and 96 a day in November until the 5th. No sum is compared, and the
+    days of October without records are not 0."""
+    ledger = ListLedger([
+        held("2026-10-16", "2026-11-01"), held("2026-11-01", "2026-11-05", 2),
+    ])  # fmt: skip
+    found = build(ledger, price_book(BY_DAY), at(part[0]), at(part[1]))
+    assert found.before_ms == (at("2026-10-16"), at("2026-11-01"))
+    assert found.by_day is not None
+    assert (found.by_day.now, found.by_day.before) == (4, 16)
+    assert found.by_day.rates(found.headline.cost, found.before.cost if found.before else Decimal(0)) == (96, 48)
+    (row,) = found.teams
+    assert row.change == SpanChange(None, 1.0)
+    page = html_page.render_html(found)
+    assert "96.00 a day against 48.00 a day" in page
+    assert "from 16 Oct" in page
+    (summary,) = [one for one in report_tables.tables(found) if one.name == "summary"]
+    told = dict(zip((name for name, _ in summary.columns), summary.rows[0], strict=True))
+    assert (f"{told['before_start']:%m-%d}", f"{told['before_end']:%m-%d}") == ("10-16", "11-01")
+    (teams,) = [one for one in report_tables.tables(found) if one.name == "teams"]
+    assert teams.rows[0][-1] is None, "the change of a sum is unknown"
+
+
+def test_a_month_before_that_is_whole_is_compared_as_a_whole() -> None:
+    ledger = ListLedger([held("2026-09-20", "2026-11-01"), held("2026-11-01", "2026-11-05", 2)])
+    found = build(ledger, price_book(BY_DAY), at("2026-11-01"), at("2026-11-05"))
+    assert found.by_day is None
+    assert found.before_ms == (at("2026-10-01"), at("2026-10-05"))
+    assert found.teams[0].change == SpanChange(Decimal("192.00"), 1.0)
+    assert "a day against" not in html_page.render_html(found)
