@@ -94,6 +94,31 @@ def test_axe_finds_nothing(visit: RequestContext) -> None:
     assert [f"{rule['id']}: {node['html'][:120]}" for rule in found for node in rule["nodes"][:3]] == []
 
 
+@pytest.mark.parametrize("name", ["overview", "jobs", "shares"])
+def test_on_a_phone_the_menu_is_one_row_that_opens_and_closes_with_the_keyboard(
+    site: Site, browser: Browser, name: str
+) -> None:
+    context = browser.new_context(viewport={"width": WIDTHS["phone"], "height": 900})
+    try:
+        page = context.new_page()
+        page.goto(site.pages[name], wait_until="networkidle")
+        entries, button = page.locator("nav.site ul li a"), page.locator("nav.site .menu summary")
+        assert page.evaluate("document.querySelector('nav.site').offsetHeight") < 50
+        assert not entries.first.is_visible()
+        button.press("Enter")
+        assert entries.first.is_visible()
+        page.keyboard.press("Tab")
+        assert entries.first.evaluate("link => link === document.activeElement")
+        assert Axe().run(page, options=AXE).response["violations"] == []
+        button.press("Enter")
+        assert not entries.first.is_visible()
+        page.set_viewport_size({"width": WIDTHS["desk"], "height": 900})
+        assert entries.first.is_visible()
+        assert not button.is_visible()
+    finally:
+        context.close()
+
+
 @pytest.fixture(scope="module", params=PAGES)
 def opened(request: pytest.FixtureRequest, site: Site, browser: Browser) -> Iterator[Page]:
     """Every page once, at desktop width."""
