@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from agent.wire import UsageInterval
 from gputally.base.clock import VirtualClock
@@ -146,6 +147,21 @@ def test_a_queue_without_a_bound_is_within_its_quota_and_has_no_unused_one(share
         for row in shared.tables(**SPAN)["quotas"]
     }
     assert rows == {"vision": (4, 1, 3, 0), "nlp": (None, 1, None, 0)}
+
+
+def test_each_policy_guarantees_the_time_in_which_it_is_in_force(tmp_path: Path) -> None:
+    """Two GPUs in the first hour, one in the second, and three in the third and fourth."""
+    with site(tmp_path, VirtualClock(BEGIN_MS), prices=book(ROW), policy=POLICY) as found:
+        for deserved in (1, 3):
+            found.clock.advance(HOUR_MS)
+            changed = yaml.safe_load(POLICY.replace("deserved: 2", f"deserved: {deserved}"))
+            assert found.client.put("/v1/policy", json=changed).status_code == 200
+        found.clock.advance(2 * HOUR_MS)
+        pod = running("vision/train", at(0), "Job/train", queue_ref="kai:vision")
+        found.send(hours_of("B", at(0), 4, "vision/train", 1), [pod])
+        (row,) = [row for row in found.tables(start=str(at(0)), end=str(at(4)))["quotas"] if row["queue"] == "vision"]
+    figures = ("guaranteed", "within", "unused", "borrowed")
+    assert [float(row[f"{name}_gpu_hours"]) for name in figures] == [9, 4, 5, 0]
 
 
 def test_an_hour_before_its_node_is_down_is_billed_by_use_as_any_other(tmp_path: Path) -> None:
