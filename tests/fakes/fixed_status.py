@@ -1,7 +1,9 @@
-"""The status of a ledger as given, for ledgers in memory."""
+"""The status of a ledger as given, for ledgers in memory. That of `tests.fakes.list_ledger` keeps the laws of a status
+(tests/moment)."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +15,11 @@ from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE
 
 @dataclass(frozen=True)
 class FixedStatus:
-    """accountant.ledger.protocols.Status. gpus: that are capacity at any time. content: what the mark is made of."""
+    """accountant.ledger.protocols.Status.
+
+    gpus: the number that are capacity at any time.
+    seen: the GPUs of each node with the span in which they were there.
+    content: what the mark is made of."""
 
     last_act: int = 0
     extent: Span = (0, 0)
@@ -25,6 +31,7 @@ class FixedStatus:
     nodes: tuple[NodeFacts, ...] = ()
     versions: Sequence[PolicyVersion] = ()
     gpus: int = 1
+    seen: Mapping[tuple[str, str, str], Span] = field(default_factory=dict)
     content: object = None
 
     @property
@@ -44,7 +51,8 @@ class FixedStatus:
         """Nothing is in memory."""
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
-        return {}
+        there = (key for key, (first, last) in self.seen.items() if first < end_ms and last > start_ms)
+        return Counter((cluster, node) for cluster, node, _ in there)
 
     def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:
         return (end_ms - start_ms) // MS_PER_HOUR * self.gpus

@@ -27,12 +27,23 @@ from accountant.ledger.protocols import (
     JobPods,
     MisdatedRecords,
     Moment,
+    NodeFacts,
     Quarantined,
     QueuedPod,
 )
 from accountant.ledger.usage import ACCOUNTS, MEASURES, Usage, UsageMeasure, Where, names_of
 from accountant.prices.price_book import PriceBook
-from accountant.wire.policy_models import IDLE, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
+from accountant.wire.dimensions import OF_LABELS
+from accountant.wire.policy_models import (
+    IDLE,
+    UNASSIGNED,
+    Decision,
+    Measure,
+    Policy,
+    PolicyVersion,
+    UsageWindow,
+    WindowSpec,
+)
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension
 from gputally.base.apportionment import prorate
 from gputally.base.measures import REPORTED
@@ -155,13 +166,34 @@ class ListLedger(MemoryJournal):
 
     def status(self) -> FixedStatus:
         newest: dict[str, int] = {}
+        newest_by_node: dict[tuple[str, str], int] = {}
+        seen: dict[tuple[str, str, str], tuple[int, int]] = {}
+        nodes: dict[tuple[str, str], NodeFacts] = {}
         for row in self.every_row():
-            cluster = row.names.get("cluster", "")
+            cluster, node, gpu = (row.names.get(name, "") for name in ("cluster", "node", "gpu"))
             newest[cluster] = max(newest.get(cluster, 0), row.end_ms)
+            if node:
+                nodes[cluster, node] = NodeFacts(cluster, node).with_values(
+                    {name: row.names[name] for name in OF_LABELS if name in row.names}
+                )
+                newest_by_node[cluster, node] = max(newest_by_node.get((cluster, node), 0), row.end_ms)
+            if gpu:
+                first, last = seen.get((cluster, node, gpu), (row.start_ms, row.end_ms))
+                seen[cluster, node, gpu] = min(first, row.start_ms), max(last, row.end_ms)
         begun = min((row.start_ms for row in self.every_row()), default=0)
-        extent = begun, max(newest.values(), default=0)
-        content = self.rows, self.known_pods, self.reported, self.versions
-        return FixedStatus(len(self._acts), extent, newest, versions=self.versions, content=content)
+        teams = {row.names.get("team", "") for row in self.every_row()} - {"", IDLE, UNASSIGNED}
+        return FixedStatus(
+            last_act=len(self._acts),
+            extent=(begun, max(newest.values(), default=0)),
+            newest_by_cluster=newest,
+            newest_by_node=newest_by_node,
+            clusters=frozenset(filter(None, newest)),
+            teams=frozenset(teams),
+            nodes=tuple(nodes[key] for key in sorted(nodes)),
+            versions=self.versions,
+            seen=seen,
+            content=(self.rows, self.known_pods, self.reported, self.versions),
+        )
 
     def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:
         if not self.versions or self.versions[-1].version != policy.version():

@@ -222,16 +222,17 @@ def test_decisions_are_newest_first_and_read_in_parts(moment: Moment) -> None:
         assert moment.decisions(*SPAN, **filters) == [one for one in decisions if getattr(one, name) == value]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("moment", ["duckdb", "lake"], indirect=True)
 def test_the_status_is_that_of_the_usage(moment: Moment) -> None:
     status = moment.status()
     first_ms, newest_ms = status.extent
     assert capacity(0, first_ms) == 0 < capacity(first_ms, first_ms + 1)
     assert newest_ms == status.newest_ms == max(status.newest_by_cluster.values())
+    assert newest_ms == max(status.newest_by_node.values())
     usage = moment.usage(SPAN, ("cluster", "node", "gpu"))
     assert status.gpus_at(*SPAN) == Counter(key[:2] for key in figures_of(usage))
     assert {*status.clusters} == {cluster for cluster, *_ in figures_of(usage)} == {*status.newest_by_cluster}
     assert {(node.cluster, node.name) for node in status.nodes} == {key[:2] for key in figures_of(usage)}
+    assert {*status.newest_by_node} == {key[:2] for key in figures_of(usage)}
     assert status.gpu_hours(*SPAN) * MS_PER_HOUR * 1_000 <= capacity(*SPAN)
     assert {*status.teams} <= {team for (team,) in held(moment, ("team",))} | {""}
 
