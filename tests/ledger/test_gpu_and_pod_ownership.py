@@ -10,6 +10,7 @@ import pytest
 
 from accountant.core.errors import CannotMove
 from accountant.ledger.protocols import Facts, GpuMove, NamespaceFacts
+from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.storage.folder_or_object_store import in_folder
 from accountant.wire.policy_models import Policy
@@ -306,6 +307,21 @@ def _account(ledger: Any, hand: Hand, nodes: str) -> None:
     """Slurm's accounting reports job 12 of account `vision`."""
     told = hand.fact(0, "12", node=nodes, queue_ref="kai:vision", namespace="", name="job 12")
     ledger.observe(Facts(pods=(("prod", told),)), hand.now_ms)
+
+
+def test_what_the_api_server_has_shown_of_a_pod_is_not_read_again(send, ledger, hand, monkeypatch):
+    send(hand.row(1))
+    read, plainly = [], Cursor.plainly
+
+    def noting(self: Cursor, sql: str, *given: Any) -> Any:
+        read.append(sql)
+        return plainly(self, sql, *given)
+
+    monkeypatch.setattr(Cursor, "plainly", noting)
+    ledger.observe(Facts(pods=(("prod", hand.fact(0, "pod-9", node="n9")),)), hand.now_ms)
+    assert send(hand.row(2, 1, 2, holder=Holder("pod", "pod-9", "vision", "train-9"))).quarantined == 1, "it is on n9"
+    assert any("FROM pod_node" in sql for sql in read)
+    assert not any("'$.node'" in sql for sql in read)
 
 
 @pytest.mark.parametrize("nodes", ["n1", "n[1,3-5]", "n1,n3"])

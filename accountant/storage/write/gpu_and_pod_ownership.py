@@ -33,7 +33,7 @@ from accountant.core.node_lists import node_names
 from accountant.core.periods import utc
 from accountant.history_import.import_run import is_import
 from accountant.inventory.pod_facts import is_job_number
-from accountant.storage.duckdb_engine import Cursor
+from accountant.storage.duckdb_engine import Cursor, Row
 from accountant.storage.write.name_ids import PodKey
 from accountant.storage.write.record_columns import GpuName, Rejection, Stream
 from accountant.storage.write.sender_quotas import QuotaClaims, sender_of
@@ -272,32 +272,36 @@ class PodNodes:
         self.bound: dict[PodKey, str] = {}
         """By pod, its node (API server) or list of nodes (an imported accounting); "" if unknown."""
 
-    def fetch(self, keys: Collection[PodKey]) -> None:
-        """Read the entries of these pods into the cache."""
-        if len(self.named) > self._keep:
+    def fetch(self, keys: Collection[PodKey], own: Collection[PodKey]) -> None:
+        """Read the entries of these pods into the cache. own: identifiers that only one node uses, so that no API
+        server shows them."""
+        if max(len(self.named), len(self.bound)) > self._keep:
             self.forget()
-        missing = [key for key in keys if key not in self.named or key not in self.bound]
-        if not missing:
-            return
-        self.named |= dict.fromkeys(missing)
-        self.bound |= dict.fromkeys(missing, "")
-        uids = [uid for _, uid in missing]
-        nodes = "SELECT cluster, uid, node, by_row FROM pod_node WHERE uid IN (SELECT unnest(?))"
-        seen = "SELECT cluster, uid, content ->> '$.node' FROM pod_seen WHERE uid IN (SELECT unnest(?))"
+        unnamed = [key for key in {*keys, *own} if key not in self.named]
+        unbound = [key for key in keys if key not in self.bound]
+        if unnamed:
+            nodes = "SELECT cluster, uid, node, by_row FROM pod_node WHERE uid IN (SELECT unnest(?))"
+            rows = self._of(nodes, unnamed)
+            self.named |= dict.fromkeys(unnamed)
+            for cluster, uid, node, by_row in rows:
+                if self.named[cluster, uid] is None or by_row:
+                    self.named[cluster, uid] = PodNode(node, by_row)
+        if unbound:
+            shown = "SELECT cluster, uid, content ->> '$.node' FROM pod_seen WHERE uid IN (SELECT unnest(?))"
+            seen = self._of(shown, unbound)
+            self.bound |= dict.fromkeys(unbound, "")
+            self.bound |= {(cluster, uid): node for cluster, uid, node in seen if node}
+
+    def _of(self, sql: str, keys: Sequence[PodKey]) -> list[Row]:
+        """Return the rows of these pods. sql: takes their uids; its first columns are cluster and uid."""
+        wanted = set(keys)
         with self._cursor() as cursor:
-            named, bound = cursor.plainly(nodes, [uids]), cursor.plainly(seen, [uids])
-        wanted = set(missing)
-        self.bound |= {(cluster, uid): node for cluster, uid, node in bound if node and (cluster, uid) in wanted}
-        for cluster, uid, node, by_row in named:
-            key = (cluster, uid)
-            if key in wanted and (self.named[key] is None or by_row):
-                self.named[key] = PodNode(node, by_row)
+            rows = cursor.plainly(sql, [[uid for _, uid in keys]])
+        return [row for row in rows if row[:2] in wanted]
 
     def observe(self, facts: Iterable[tuple[str, PodFacts]]) -> None:
         """Update the cache with committed facts of the inventory."""
-        for cluster, fact in facts:
-            if fact.node and (cluster, fact.uid) in self.bound:
-                self.bound[cluster, fact.uid] = fact.node
+        self.bound |= {(cluster, fact.uid): fact.node for cluster, fact in facts if fact.node}
 
     def bound_node(self, key: PodKey) -> str:
         """Return the node that the pod is bound to; "" if none or several are known."""
@@ -335,9 +339,9 @@ class PodClaims:
 
     def fetch(self, named: Iterable[tuple[Stream, str]]) -> None:
         """Prepare the checks of these pods, given as (outbox, identifier)."""
-        keys = {(stream[0], uid) for stream, uid in named}
-        keys |= {(stream[0], _own(uid, stream[1])) for stream, uid in named}
-        self._register.fetch(keys)
+        given = {(stream[0], stream[1], uid) for stream, uid in named}
+        own = {(cluster, _own(uid, node)) for cluster, node, uid in given}
+        self._register.fetch({(cluster, uid) for cluster, _, uid in given}, own)
 
     def is_new(self, stream: Stream, fact: PodFacts) -> bool:
         """Return whether neither a record nor the API server has named the pod."""
