@@ -72,7 +72,7 @@ ALLOCATIONS: Mapping[str, Resource] = {
 }
 """Metrics of KAI's queue controller that its default settings sum."""
 CAPACITIES: Mapping[str, Resource] = {"nvidia_com_gpu": "gpu", "cpu": "cpu", "memory": "memory"}
-"""Values of the label `resource` of kube_node_status_capacity, and of Run:ai's resources_per_nodepool."""
+"""Values of the label `resource` of kube_node_status_capacity, and of resources_per_nodepool."""
 POOL_LABEL = "nodepool"
 _OPERATORS = {
     "MatchOp.Equal": "=",

@@ -22,6 +22,7 @@ from functools import cache
 import msgspec
 from msgspec import structs
 
+from accountant.inventory.job_kinds import FAR, NEAR
 from accountant.inventory.pod_owners import Chain, Ref, nearest
 from accountant.ledger.protocols import EPOCH_KEY
 from accountant.ledger.team_assignment import USER_KEY
@@ -145,25 +146,6 @@ PLACES = frozenset(
 _HASH = "pod-template-hash"
 
 
-def _mark(label: str, kind: str, *below: str) -> JobLabel:
-    return JobLabel(label, kind, frozenset(below))
-
-
-_NEAR = (
-    _mark("ray.io/cluster", "RayCluster", "Pod"),
-    _mark("batch.kubernetes.io/job-name", "Job", "Pod"),
-    _mark("jobset.sigs.k8s.io/jobset-name", "JobSet", "Job"),
-    _mark("leaderworkerset.sigs.k8s.io/name", "LeaderWorkerSet", "StatefulSet", "Pod"),
-)
-_FAR = (
-    _mark("notebook-name", "Notebook", "StatefulSet"),
-    _mark("sparkoperator.k8s.io/app-name", "SparkApplication", "Pod"),
-    _mark("serving.kserve.io/inferenceservice", "InferenceService", "ReplicaSet", "Deployment", "StatefulSet"),
-    _mark("tekton.dev/taskRun", "TaskRun", "Pod"),
-    _mark("tekton.dev/pipelineRun", "PipelineRun", "TaskRun"),
-    _mark("workflows.argoproj.io/workflow", "Workflow", "Pod"),
-    _mark("workflows.argoproj.io/cron-workflow", "CronWorkflow", "Workflow"),
-)
 _RAY_PARENT = {"RayJob": "RayJob", "RayService": "RayService", "RayCronJob": "RayJob"}
 _RAY_KIND, _RAY_NAME = "ray.io/originated-from-crd", "ray.io/originated-from-cr-name"
 
@@ -175,7 +157,7 @@ def _marks() -> tuple[JobLabel, ...]:
 
     Sources: the controllers' documentation of the labels they set on pods."""
     own = [label for jobs in job_labels() for label in jobs.labels]
-    return (*_NEAR, *(one for one in own if one.below), *_FAR, *(one for one in own if not one.below))
+    return (*NEAR, *(one for one in own if one.below), *FAR, *(one for one in own if not one.below))
 
 
 @cache

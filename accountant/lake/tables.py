@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple
 import pyarrow as pa
 
 from accountant.ledger.usage import ACCOUNTS, PRICED_BY, START_UP
-from accountant.reports.focus_charge_rows import COST_AND_USAGE, NUMBERS
+from accountant.reports.focus_charge_rows import COST_AND_USAGE, NUMBERS, RESOURCE_TYPES
 from accountant.wire.dimensions import DECLARED, IN_LAKE
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.measures import REPORTED
@@ -345,7 +345,7 @@ _FOCUS_TEXTS: Final[dict[str, str]] = {
     "RegionName": "equal to RegionId",
     "ResourceId": "`cluster/namespace/pod`, or the commitment that was not used",
     "ResourceName": "the pod, or the commitment",
-    "ResourceType": "`Kubernetes Pod`, `Slurm Job`, `Container`, `Process` or `Committed GPUs`",
+    "ResourceType": " or ".join((", ".join(f"`{one}`" for one in RESOURCE_TYPES[:-1]), f"`{RESOURCE_TYPES[-1]}`")),
     "ServiceCategory": "`Compute`",
     "ServiceName": "`GPU cluster`",
     "ServiceProviderName": "setting `issuer.name`",

@@ -138,6 +138,9 @@ INVOICE_LINES: Final = {
 _UNIT = "GPU-Hours"
 _RESOURCES = {"Slurm": "Slurm Job", "Container": "Container", "Process": "Process"}
 """Resource types by the kind of a job that is not a Kubernetes workload."""
+_POD, _COMMITTED = "Kubernetes Pod", "Committed GPUs"
+RESOURCE_TYPES: Final = (_POD, *_RESOURCES.values(), _COMMITTED)
+"""The values of the column ResourceType."""
 _USES = {
     "busy": "GPU time used", "allocated_idle": "GPU time held and idle", "allocated_unknown": "GPU time held",
     "unallocated": "Unheld GPU time", "unused_commitment": "Committed GPU time not used",
@@ -273,7 +276,7 @@ def _priced(charge: FocusCharge, line: StatementLine, hours: Decimal) -> Row:
         cells |= {
             "ResourceId": "/".join((use.cluster, use.namespace, use.pod)),
             "ResourceName": use.pod,
-            "ResourceType": _RESOURCES.get(use.job.partition("/")[0], "Kubernetes Pod"),
+            "ResourceType": _RESOURCES.get(use.job.partition("/")[0], _POD),
         }
     if charge.commitment:
         cells |= {
@@ -289,7 +292,7 @@ def _priced(charge: FocusCharge, line: StatementLine, hours: Decimal) -> Row:
         cells |= {
             "ResourceId": charge.commitment,
             "ResourceName": charge.commitment,
-            "ResourceType": "Committed GPUs",
+            "ResourceType": _COMMITTED,
         }
     return cells
 

@@ -20,6 +20,7 @@ from decimal import Decimal
 from typing import Final, Literal
 
 from accountant.billing.charge import ALLOCATED, Charge
+from accountant.inventory.job_kinds import BATCH
 from accountant.ledger.usage import HELD, JobName, Place, Usage
 from accountant.prices.price_book import Price, PriceBook
 from accountant.reports.report_breakdowns import JobRow
@@ -137,14 +138,6 @@ def _saving(kind: Kind, job: JobRow, needed_share: Decimal) -> Decimal | None:
     return min(beyond, job.figures.idle_cost)
 
 
-BATCH = frozenset(
-    {
-        "CronJob", "CronWorkflow", "Job", "JobSet", "MPIJob", "PaddleJob", "PipelineRun", "PyTorchJob", "RayJob",
-        "ScheduledSparkApplication", "SlurmJob", "SparkApplication", "TFJob", "TaskRun", "TrainJob", "TrainingWorkload",
-        "Workflow", "XGBoostJob",
-    }
-)  # fmt: skip
-"""Kinds of jobs that end by themselves."""
 MIN_SPOT_GPU_HOURS = 8
 """Jobs with fewer GPU-hours are not candidates."""
 SPOT = "spot"

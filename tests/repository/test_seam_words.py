@@ -24,7 +24,6 @@ SCHEDULERS = {
     },
     "volcano": {},
     "run[:_.]?ai": {
-        "accountant/compat/kai_usage_api.py": "a label of its metrics: the seam of exports",
         "fairshare/cli/command_options.py": "two options: a command's help loads no scheduler",
     },
     "(?<![a-z])kai": {
@@ -66,18 +65,15 @@ NAMED_ELSEWHERE = SCHEDULERS | {
         "accountant/core/window_decay.py": "the calculation of its decay",
         "accountant/wire/window_decays.py": "the setting that chooses it",
         "accountant/reports/focus_charge_rows.py": _RESOURCE,
-        "accountant/lake/tables.py": _RESOURCE,
+        "accountant/inventory/job_kinds.py": _OWNERS,
         "accountant/prices/price_book.py": "the source of weighted prices",
-        "accountant/reports/savings_hints.py": _OWNERS,
         "agent/wire.py": "a kind of holder, and the references to accounts",
         "gputally/kubernetes/pod_queue_labels.py": "references to accounts, and labels of its pods",
     },
     "slack": {},
     "trino": {"accountant/lake/iceberg_catalog.py": "what names and addresses other programs accept"},
     "spark(?!line)": {
-        "accountant/inventory/pod_facts.py": _OWNERS,
-        "accountant/reports/savings_hints.py": _OWNERS,
-        "accountant/inventory/rights.py": _OWNERS,
+        "accountant/inventory/job_kinds.py": _OWNERS,
     },
     "hami(?!lton)": {
         "accountant/histories/prometheus/exporter_series.py": "history of pods that shared GPUs by it",
