@@ -4,10 +4,24 @@ some of a group take part in a test, their part stands in a module of another na
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 TESTS = Path(__file__).parent
+
+
+def registered(plugin: str) -> bool:
+    """Return whether somebody registers a plug-in (`schedulers.kueue`)."""
+    seam, _, name = plugin.partition(".")
+    return name in entry_points(group=f"gputally.{seam}").names
+
+
+def needs(plugin: str) -> pytest.MarkDecorator:
+    """Return the mark of a test that needs a plug-in and is not in its folder, because others of its module do not."""
+    return pytest.mark.skipif(not registered(plugin), reason=f"{plugin} is deleted")
 
 
 def plugin_cases(group: str, module: str = "cases") -> dict[str, ModuleType]:

@@ -27,7 +27,7 @@ from tests.fairshare.case_types import Case, Reason
 from tests.fairshare.conftest import Accountant, Make
 from tests.fairshare.observations import conditions_of
 from tests.fairshare.scheduler_kinds import KINDS
-from tests.plugin_cases import plugin_cases
+from tests.plugin_cases import needs, plugin_cases
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/conditions.md").read_text("utf-8")
@@ -120,6 +120,7 @@ def test_the_objects_of_a_scheduler_bring_a_reason_about_and_make_it_go(
     assert (found == (status, reason)) is not mended, found
 
 
+@needs("schedulers.kube-scheduler")
 def test_the_kube_scheduler_is_heard_by_the_extender_alone(clock: VirtualClock, controller_of: Make) -> None:
     policy = policy_of([{"name": "a", "refs": ["policy:a"]}], targets={"kube_scheduler": {"mode": "extender"}})
     cluster = MemoryCluster(KINDS)

@@ -27,7 +27,7 @@ from tests.fairshare.conftest import Make
 from tests.fairshare.failing_writes import FAULTS, FaultAt
 from tests.fairshare.observations import pods_of
 from tests.fairshare.scheduler_kinds import KINDS
-from tests.plugin_cases import plugin_cases
+from tests.plugin_cases import needs, plugin_cases, registered
 
 HERE = StatusObject("gputally", "gputally-fairshare")
 MOST_WRITES = 16
@@ -55,7 +55,9 @@ def _fake() -> Scene:
 
 
 CASES = plugin_cases("fairshare", "object_cases")
-SCENES = {"kube-scheduler": _plain, "fake": _fake, **{name: cases.scene for name, cases in CASES.items()}}
+SCENES = {"fake": _fake, **{name: cases.scene for name, cases in CASES.items()}}
+if registered("schedulers.kube-scheduler"):
+    SCENES["kube-scheduler"] = _plain
 
 
 def _stopped(cluster: MemoryCluster) -> list[str]:
@@ -158,6 +160,7 @@ def _gone(cluster: MemoryCluster) -> set[str]:
     return {f"p{i}" for i in range(8)} - {obj["metadata"]["name"] for obj in cluster.list(POD)}
 
 
+@needs("schedulers.kube-scheduler")
 def test_after_a_kill_the_victims_of_every_target_of_the_cycle_count(controller_of: Make, accountant: Any) -> None:
     plain, fake = _plain(), _fake()
     names = {f"p{i}": f"p{i + 4}" for i in range(4)} | {f"g-p{i}": f"g-p{i + 4}" for i in range(4)} | {"w": "v"}
@@ -219,6 +222,7 @@ def _by_two(cluster: MemoryCluster, controller_of: Make) -> Any:
     return controller_of(policy, cluster, status_object=HERE, pods=lambda: pods_of(cluster))
 
 
+@needs("schedulers.kube-scheduler")
 def test_victims_of_a_cycle_whose_state_was_not_written_count_after_a_kill_of_the_next(
     controller_of: Make, accountant: Any
 ) -> None:
@@ -239,6 +243,7 @@ def test_victims_of_a_cycle_whose_state_was_not_written_count_after_a_kill_of_th
     assert len(_counted(cluster)) == 2
 
 
+@needs("schedulers.kube-scheduler")
 def test_a_victim_that_was_not_stopped_and_ended_later_does_not_count(controller_of: Make, accountant: Any) -> None:
     """Also if the controller is restarted after its pod ended."""
     cluster = _Refusing(KINDS, _plain().objects)
@@ -255,6 +260,7 @@ def test_a_victim_that_was_not_stopped_and_ended_later_does_not_count(controller
         assert _counted(cluster) == set()
 
 
+@needs("schedulers.kube-scheduler")
 def test_the_note_of_a_victim_is_small_however_many_pods_it_has(controller_of: Make, accountant: Any) -> None:
     many = [pod_object(f"m{i}", gpus=1, labels={"gputally.dev/gang": "many"}, uid=f"{i:036}") for i in range(200)]
     keep = pod_object("keep", gpus=8, annotations={OPT_OUT: "never"})

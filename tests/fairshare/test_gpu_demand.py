@@ -40,7 +40,7 @@ from gputally.testing.fake_scheduler import (
 from gputally.testing.fake_scheduler_adapter import FakeAdapter
 from tests.fairshare.builders import node_object, policy_of
 from tests.fairshare.conftest import Make
-from tests.plugin_cases import plugin_cases
+from tests.plugin_cases import needs, plugin_cases
 
 CASES = tuple(plugin_cases("fairshare").values())
 SHARES = SCHEDULER.shares
@@ -175,6 +175,7 @@ def test_finished_pods_and_those_without_gpus_are_no_demand() -> None:
     assert read_pod(_pod(gpu=None)) is None
 
 
+@needs("schedulers.kube-scheduler")
 def test_a_pod_knows_its_queue_its_gang_and_its_clock() -> None:
     marks = {GROUP_KEY: "pg", CHECKPOINT: "2026-10-01T01:00:00Z"}
     placed = {"node": "n1", "scheduler": SCHEDULER_NAME, "labels": {QUEUE_KEY: "vision"}, "annotations": marks}

@@ -36,6 +36,7 @@ from tests.fairshare.conftest import NOW_MS, Accountant, Make
 from tests.fairshare.observations import condition, pods_of
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.hypothesis_examples import examples
+from tests.plugin_cases import needs
 
 
 def _waiting(name: str, queue: str, gpus: int, model: str | None) -> Object:
@@ -58,6 +59,7 @@ def _due(report: CycleReport) -> dict[str, dict[str, float]]:
     return {model: {due.queue: due.gpus for due in of_model} for model, of_model in target.by_model.items()}
 
 
+@needs("schedulers.kube-scheduler")
 def test_a_claim_takes_gpus_of_its_own_model_alone() -> None:
     """b borrows four H100 and four A10. a's pod needs two H100 by its selector, and b's work on A10 stays."""
     held = [pod_object(f"b-{node}{i}", "b", node=node, gpus=2) for node in "ht" for i in range(4)]
@@ -78,6 +80,7 @@ def _due_of(by_model: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     return {model: {due.queue: due.gpus for due in of_model} for model, of_model in by_model.items()}
 
 
+@needs("schedulers.kube-scheduler")
 def test_a_surplus_of_one_model_is_no_right_to_another() -> None:
     """b holds no more than its quota of H100, and eight A10. A pod of a that needs H100 beyond its quota waits, and is
     told why, though b is far above the sum of its quotas."""
@@ -97,6 +100,7 @@ def test_a_surplus_of_one_model_is_no_right_to_another() -> None:
     ]  # fmt: skip
 
 
+@needs("schedulers.kube-scheduler")
 def test_a_pod_without_a_selector_may_start_on_either_model() -> None:
     """All H100 are held within quotas, and b borrows A10: the victim runs on A10."""
     held = [pod_object(f"{q}-h", q, node="h") for q in "ab"] + [pod_object(f"b-t{i}", "b", node="t") for i in range(2)]
@@ -107,6 +111,7 @@ def test_a_pod_without_a_selector_may_start_on_either_model() -> None:
     assert [pod.node for victim in verdict.victims for pod in victim.pods] == ["t"]
 
 
+@needs("schedulers.kube-scheduler")
 def test_a_limit_of_a_model_binds_although_the_whole_has_none() -> None:
     queues = [{"name": "a", "refs": ["policy:a"], "gpu_models": {"H100": {"deserved": 2, "limit": 2}}}]
     policy = policy_of(queues, preemption={"mode": "enforce", "min_runtime": 0, "wait": 0})
@@ -116,6 +121,7 @@ def test_a_limit_of_a_model_binds_although_the_whole_has_none() -> None:
     assert [verdict.outcome for verdict in target.preemption.verdicts] == ["denied"]
 
 
+@needs("schedulers.kube-scheduler")
 def test_usage_and_budgets_of_one_model_leave_the_other_as_it_is() -> None:
     """Both ask for all GPUs. a has used all H100 and nothing else; its budget of H100 is used up."""
     free = {"H100": {"weight": 1}, "A10": {"weight": 1}}
@@ -230,6 +236,7 @@ def test_a_scheduler_with_one_quantity_of_gpus_is_named() -> None:
     assert "ByModel" not in {each.type for each in plain.conditions}
 
 
+@needs("schedulers.kube-scheduler")
 def test_the_extender_protects_a_queue_within_its_quota_of_the_nodes_model() -> None:
     """b is within its quota of H100 and borrows A10, so a's pod may end b's work only on the node with A10."""
     held = [pod_object("b-h", "b", node="h"), pod_object("a-h", "a", node="h", gpus=2)]

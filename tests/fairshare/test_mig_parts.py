@@ -27,7 +27,7 @@ from tests.fairshare.conftest import Make
 from tests.fairshare.mig_nodes import BOTH, NVL, PRO_5000, PRO_6000, node, selector_of
 from tests.fairshare.observations import scores
 from tests.fairshare.scheduler_kinds import KINDS
-from tests.plugin_cases import plugin_cases
+from tests.plugin_cases import needs, plugin_cases
 
 MEMORY_GB = {
     NVL: 94, PRO_6000: 96, PRO_5000: 48, "NVIDIA-A30": 24, "NVIDIA-A100-SXM4-80GB": 80, "NVIDIA-H200": 141,
@@ -170,6 +170,7 @@ def test_a_queues_status_counts_no_more_than_its_pods_hold(scheduler: str) -> No
     assert (standing.requested, standing.allocated) == (pytest.approx(2 / 7), pytest.approx(2 / 7))
 
 
+@needs("schedulers.kube-scheduler")
 def test_a_cycle_and_the_extender_count_alike_in_a_cluster_with_both_gpus(
     controller_of: Make, clock: VirtualClock
 ) -> None:

@@ -24,7 +24,7 @@ from tests.fairshare.conftest import Accountant, Capsys, Make
 from tests.fairshare.fixed_answers_server import Answer, serving
 from tests.fairshare.observations import pods_of
 from tests.fairshare.scheduler_kinds import KINDS
-from tests.plugin_cases import plugin_cases
+from tests.plugin_cases import needs, plugin_cases
 
 HOUR_US, HOUR_MS = 3_600_000_000, 3_600_000
 
@@ -154,6 +154,7 @@ def preempted(accountant: Accountant, controller_of: Make, clock: VirtualClock) 
     return policy, accountant.decisions
 
 
+@needs("schedulers.kube-scheduler")
 def test_preemptions_come_to_the_same_bit_for_bit(preempted: Recorded, capsys: Capsys) -> None:
     policy, decisions = preempted
     day = datetime.fromtimestamp(decisions[0].at_ms / 1000, UTC).date().isoformat()
@@ -168,6 +169,7 @@ def test_preemptions_come_to_the_same_bit_for_bit(preempted: Recorded, capsys: C
         assert "preemptions" in capsys.readouterr().out
 
 
+@needs("schedulers.kube-scheduler")
 @pytest.mark.parametrize(
     ("bend", "line"),
     [
@@ -190,6 +192,7 @@ def test_a_preemption_that_comes_out_otherwise_is_printed(
     assert line in capsys.readouterr().out
 
 
+@needs("schedulers.kube-scheduler")
 def test_a_changed_situation_decides_otherwise(preempted: Recorded, capsys: Capsys) -> None:
     """With a larger quota for a in the inputs, no pod would have been preempted."""
     policy, decisions = preempted
@@ -206,6 +209,7 @@ def test_a_changed_situation_decides_otherwise(preempted: Recorded, capsys: Caps
     assert "the record was changed" in out.replace("\n", " ")
 
 
+@needs("schedulers.kube-scheduler")
 def test_a_policy_is_the_accountants_word_not_its_hash_under_this_release(preempted: Recorded, capsys: Capsys) -> None:
     """A release whose policies have a further key computes another hash of the same policy."""
     policy, decisions = preempted

@@ -16,7 +16,7 @@ from gputally.testing.fake_scheduler import NAME
 from tests.fairshare.builders import node_object, policy_of
 from tests.fairshare.conftest import Accountant, Make
 from tests.fairshare.scheduler_kinds import KINDS
-from tests.plugin_cases import plugin_cases
+from tests.plugin_cases import needs, plugin_cases
 
 PAGE = (Path(__file__).parents[2] / "docs/schedulers.md").read_text("utf-8")
 REFS = re.findall(r"^\| ((?:`[a-z-]+:[A-Z/]+`(?:, )?)+) \| [^|]+ \| ([^|]+) \|$", PAGE, re.MULTILINE)
@@ -33,6 +33,7 @@ def _written(field: str) -> tuple[str, ...]:
     return (*name.split("."), *([key.removesuffix('"]')] if key else []))
 
 
+@needs("schedulers.kube-scheduler")
 def test_the_page_has_every_ref_and_no_other() -> None:
     """A row of a scheduler that is not there has a section of the page about it: they go together."""
     titles = {ref.partition(":")[0]: title for refs, title in NAMED for ref in re.findall(r"`([^`]+)`", refs)}

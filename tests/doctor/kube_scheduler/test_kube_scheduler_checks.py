@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fairshare.core.queues_and_weights import Condition
 from fairshare.targets.status_config_map import StatusObject, render
+from gputally.doctor.rbac_checks import extends
 from gputally.doctor.scheduler_checks import recorded_conditions, weights
 from gputally.kubernetes.objects import CONFIG_MAP
 from tests.doctor.conftest import NOW_MS, MemoryInspector
@@ -22,3 +23,7 @@ def test_a_scheduler_that_asks_nothing_is_found_by_what_the_controller_notes() -
     assert weights(given, (), recorded_conditions(cluster, "elsewhere")).findings == ()
     asks = Condition("Effective", "True", "Asked", "the scheduler asks the extender")
     assert weights(given, (), (("kube-scheduler", asks),)).findings == ()
+
+
+def test_rights_for_the_extender_are_those_of_a_policy_that_refers_to_it() -> None:
+    assert extends(policy({"name": "a", "refs": ("policy:a",)}))

@@ -31,6 +31,7 @@ from fairshare.web.policy_form import (
 )
 from gputally.base.yaml_file import parse
 from tests.fairshare import samples
+from tests.plugin_cases import needs
 
 SAMPLE = samples.policy_text()
 
@@ -367,6 +368,7 @@ def test_the_form_shows_all_that_a_policy_can_say() -> None:
     assert {name for (name,) in leaves(QueuePolicy)} == {each.name for each in QUEUE}
 
 
+@needs("schedulers.kueue")
 def test_everything_stays_as_it_is_and_comes_over_into_an_empty_file() -> None:
     here = standing(EVERYTHING)
     untouched = draft(here, form_of(here))
@@ -381,6 +383,7 @@ def test_everything_stays_as_it_is_and_comes_over_into_an_empty_file() -> None:
     assert "- {name: b-hours, queue: b, limit: 500, exhausted: no-over-quota}\n" in found.text
 
 
+@needs("schedulers.kueue")
 def test_a_part_with_a_structure_changes_alone() -> None:
     here = standing(EVERYTHING)
     form = form_of(here)
