@@ -14,13 +14,18 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from agent.core.readings import DeviceReading, InstanceReading, Unavailable
+from agent.core.readings import DeviceCondition, DeviceReading, InstanceReading, Unavailable
 from agent.core.settings import SettingsError, comma_separated
 from agent.gpu_readers.protocol import SEAM, DriverReader, GpuReader, GpuReaderPlugin, Surroundings
 from gputally.base.clock import Clock
 
 _OF_DEVICE = ("busy_us", "energy_uj", "memory_used_mib", "power_mw", "sm_active_us", "tensor_active_us")
 _OF_INSTANCE = ("busy_us", "memory_mib", "sm_active_us", "tensor_active_us")
+_OF_CONDITION = ("throttle_reasons", "ecc_corrected", "ecc_uncorrected")
+_CONDITION, _XIDS = "condition", "xids"
+
+
+_Values = DeviceReading | InstanceReading | DeviceCondition
 
 
 class ChosenReader(msgspec.Struct, frozen=True):
@@ -116,15 +121,20 @@ class GpuReaders:
         """Remember which values the owner of a device gives."""
         if len(self._readers) == 1:
             return
-        parts: list[tuple[str, DeviceReading | InstanceReading, Iterable[str]]] = [("", device, _OF_DEVICE)]
+        parts: list[tuple[str, _Values, Iterable[str]]] = [
+            ("", device, _OF_DEVICE), (_CONDITION, device.condition, _OF_CONDITION),
+        ]  # fmt: skip
         parts += [(part.mig_uuid, part, _OF_INSTANCE) for part in device.instances]
         for mig_uuid, part, names in parts:
             given = [name for name in names if not isinstance(getattr(part, name), Unavailable)]
             self._given.update((device.gpu.uuid, mig_uuid, name) for name in given)
+        if not device.condition.xids_unread:
+            self._given.add((device.gpu.uuid, _CONDITION, _XIDS))
 
     def _filled(self, owned: DeviceReading, other: DeviceReading) -> DeviceReading:
-        """Return a device with the values of another reader that its owner lacks. A lost device gets none."""
+        """Return a device with the values of another reader that its owner lacks. A lost device gets only errors."""
         uuid = owned.gpu.uuid
+        owned = msgspec.structs.replace(owned, condition=self._with_errors(uuid, owned.condition, other.condition))
         if owned.health != "ok":
             return owned
         found = self._lacking((uuid, ""), owned, other, _OF_DEVICE)
@@ -139,6 +149,14 @@ class GpuReaders:
             found["counter_epoch"] = f"{owned.counter_epoch}/{other.counter_epoch}"
         return msgspec.structs.replace(owned, **found, instances=instances)
 
+    def _with_errors(self, uuid: str, owned: DeviceCondition, other: DeviceCondition) -> DeviceCondition:
+        """Return a condition with the errors of another reader that its owner does not read."""
+        found = self._lacking((uuid, _CONDITION), owned, other, _OF_CONDITION)
+        lacks = owned.xids_unread and not owned.xids and (uuid, _CONDITION, _XIDS) not in self._given
+        if lacks and (other.xids or not other.xids_unread):
+            found |= {"xids": other.xids, "xids_unread": other.xids_unread}
+        return msgspec.structs.replace(owned, **found)
+
     def _filled_part(self, uuid: str, owned: InstanceReading, other: InstanceReading) -> InstanceReading:
         found = self._lacking((uuid, owned.mig_uuid), owned, other, _OF_INSTANCE)
         if "busy_us" in found:
@@ -148,8 +166,8 @@ class GpuReaders:
     def _lacking(
         self,
         device: tuple[str, str],
-        owned: DeviceReading | InstanceReading,
-        other: DeviceReading | InstanceReading,
+        owned: _Values,
+        other: _Values,
         names: Iterable[str],
     ) -> dict[str, object]:
         """Return the values that the owner has never given, does not refuse, and the other reader has."""

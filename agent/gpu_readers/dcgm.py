@@ -6,6 +6,12 @@ figure that NVML has given at least once, or refuses at the moment, never comes 
 They are integrated over time like any gauge, and unknown once they are too old. A separate thread fetches them. It
 limits the size and the time of a request, and pauses after repeated failures.
 
+It also reads errors: XID errors, memory errors since the driver was loaded, and why clocks are slowed down. The
+exporter has two series of XID errors. `DCGM_EXP_XID_ERRORS_COUNT` is the number of errors in a sliding window, whose
+rises are counted. `DCGM_FI_DEV_XID_ERRORS` is the number of the last XID error and never goes back to 0, so a change is
+one error, and the same error again is not seen. What a page has when it is first read happened at an unknown time and
+is not counted.
+
 The exporter's pod labels are ignored, because they name the holder at another moment. A device that several pods share
 is listed several times. Some of these samples have the device's whole value and others only a part of it, so the
 largest value is the device's.
@@ -19,15 +25,16 @@ import logging
 import math
 import re
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from agent.core.lean_http_client import PAGE_TIMEOUT_S, page_reader
-from agent.core.readings import DeviceReading, Gpu, InstanceReading
+from agent.core.readings import DeviceCondition, DeviceReading, Gpu, InstanceReading, Reading, Unavailable, XidCount
 from agent.gpu_readers.protocol import GpuReaderPlugin, GpuReadings, Surroundings
 from gputally.base.background_tasks import BackgroundTask, BackgroundTasks, error_summary
 from gputally.base.clock import Clock
@@ -56,8 +63,43 @@ percentage."""
 _PERCENT = 100
 _INSTANCE = re.compile(r"[0-9]{1,4}")
 
+ErrorField = Literal["last_xid", "ecc_corrected", "ecc_uncorrected", "throttle_reasons"]
+_ERROR_FIELDS: Mapping[str, ErrorField] = {
+    "DCGM_FI_DEV_XID_ERRORS": "last_xid",
+    "DCGM_FI_DEV_XID_ERROR": "last_xid",
+    "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL": "ecc_corrected",
+    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": "ecc_uncorrected",
+    "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS": "throttle_reasons",
+    "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": "throttle_reasons",
+}
+"""Names in DCGM before and after their change. The bits of the reasons are NVML's."""
+_XID_COUNT: Final = "DCGM_EXP_XID_ERRORS_COUNT"
+_BLANK: Final = 0x7FFF_FFF0
+"""The least of DCGM's codes for "no value"."""
+_MOST_XIDS: Final = 64
+_XID = re.compile(r"[1-9][0-9]{0,3}")
 
-def read(text: str) -> Ratios:
+
+@dataclass(frozen=True, slots=True)
+class GpuErrors:
+    """What a page has of the errors of one GPU.
+
+    values: the exporter's figures.
+    xids: the number of errors by XID in the exporter's sliding window; None if it does not count them."""
+
+    values: Mapping[ErrorField, int]
+    xids: Mapping[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The figures of an exporter's page, and the errors by the uuid of the GPU."""
+
+    ratios: Ratios
+    errors: Mapping[str, GpuErrors]
+
+
+def read(text: str) -> Page:
     """Parse an exporter's metrics page, and leave out implausible samples. Raises ValueError if the text is no metrics
     page."""
     found: dict[Place, dict[Field, float]] = {}
@@ -68,13 +110,35 @@ def read(text: str) -> Ratios:
     for place, field, ratio in _ratios(samples):
         values = found.setdefault(place, {})
         values[field] = max(values.get(field, 0.0), ratio)
-    return found
+    return Page(found, _errors(samples))
+
+
+def _errors(samples: Iterable[Sample]) -> dict[str, GpuErrors]:
+    values: dict[str, dict[ErrorField, int]] = defaultdict(dict)
+    xids: dict[str, dict[int, int]] = {}
+    for sample in samples:
+        uuid = _uuid(sample)
+        name = _ERROR_FIELDS.get(sample.name)
+        if not uuid or not 0 <= sample.value < _BLANK or (name is None and sample.name != _XID_COUNT):
+            continue
+        value = int(sample.value)
+        if name is not None:
+            values[uuid][name] = max(values[uuid].get(name, 0), value)
+            continue
+        counts = xids.setdefault(uuid, {})  # a GPU without errors has one sample without a number
+        if _XID.fullmatch(number := sample.labels.get("xid", "")):
+            counts[int(number)] = max(counts.get(int(number), 0), value)
+    return {uuid: GpuErrors(values.get(uuid, {}), xids.get(uuid)) for uuid in {*values, *xids}}
+
+
+def _uuid(sample: Sample) -> str:
+    return sample.labels.get("UUID") or sample.labels.get("uuid") or ""
 
 
 def _ratios(samples: Iterable[Sample]) -> Iterable[tuple[Place, Field, float]]:
     for sample in samples:
         field = _FIELDS.get(sample.name)
-        uuid = sample.labels.get("UUID") or sample.labels.get("uuid")
+        uuid = _uuid(sample)
         if field is None or not uuid:
             continue
         value = sample.value
@@ -117,7 +181,7 @@ class Exporter:
         self._fetch = fetch
         self._clock = clock
         self._lock = threading.Lock()
-        self._ratios: Ratios = {}
+        self._page: Page | None = None
         self._read_ms: int | None = None
         self._failure = "not read yet"
         self._took_ms = 0
@@ -129,7 +193,7 @@ class Exporter:
         """Scrape once. Return the milliseconds to wait before the next scrape."""
         began_ms = self._clock.monotonic_ms()
         try:
-            ratios = read(self._fetch())
+            page = read(self._fetch())
         except (OSError, http.client.HTTPException, ValueError) as error:
             self._failures += 1
             failure = f"{type(error).__name__}: {error}"[:200]
@@ -139,17 +203,17 @@ class Exporter:
                 self._failure = failure
             return PAUSE_MS if self._failures >= FAILURES_BEFORE_PAUSE else PERIOD_MS
         with self._lock:
-            self._ratios, self._read_ms, self._failure = ratios, self._clock.monotonic_ms(), ""
+            self._page, self._read_ms, self._failure = page, self._clock.monotonic_ms(), ""
             self._took_ms = self._read_ms - began_ms
         self._failures = 0
         return PERIOD_MS
 
-    def latest(self) -> tuple[Ratios, str, int]:
-        """Return the exporter's last figures (empty once they are too old), why the last scrape failed ("" if it
+    def latest(self) -> tuple[Page | None, str, int]:
+        """Return the exporter's last page (None once it is too old), why the last scrape failed ("" if it
         succeeded), and the duration of the last successful scrape in milliseconds."""
         with self._lock:
             fresh = self._read_ms is not None and self._clock.monotonic_ms() - self._read_ms <= MAX_AGE_MS
-            return (self._ratios if fresh else {}), self._failure, self._took_ms
+            return (self._page if fresh else None), self._failure, self._took_ms
 
     def start(self, tasks: BackgroundTasks) -> None:
         """Scrape on a thread until `close`."""
@@ -180,31 +244,47 @@ class DcgmReader:
     def __init__(self, exporter: Exporter) -> None:
         self._exporter = exporter
         self._sums: dict[tuple[Place, Field], int] = {}
+        self._errors: dict[str, _ErrorCounts] = defaultdict(_ErrorCounts)
         self._at_ms: int | None = None
 
     def read(self, at_ms: int, before: Sequence[DeviceReading] = ()) -> GpuReadings:
         """Return the figures of the devices that the exporter knows."""
-        ratios, failure, took_ms = self._exporter.latest()
+        page, failure, took_ms = self._exporter.latest()
         elapsed_us = 0 if self._at_ms is None else max(at_ms - self._at_ms, 0) * US_PER_MS
         self._at_ms = at_ms
-        ratios = {place: _bounded(place, values) for place, values in ratios.items()}
+        ratios = {place: _bounded(place, values) for place, values in (page.ratios.items() if page else ())}
         for place, values in ratios.items():
             for field, ratio in values.items():
                 key = place, field
                 self._sums[key] = self._sums.get(key, 0) + round(ratio * _PPM) * elapsed_us
-        known = {uuid for uuid, _ in ratios}
-        devices = tuple(self._device(device.gpu, ratios) for device in before if device.gpu.uuid in known)
+        listed = {device.gpu.uuid for device in before}
+        for uuid, errors in page.errors.items() if page is not None else ():
+            if uuid in listed:
+                self._errors[uuid].observe(errors, at_ms)
+        known = {uuid for uuid, _ in ratios} | set(self._errors)
+        devices = tuple(
+            self._device(device.gpu, ratios, self._condition(device.gpu.uuid, page, failure))
+            for device in before
+            if device.gpu.uuid in known
+        )
         return GpuReadings(devices, failure, took_ms=took_ms)
+
+    def _condition(self, uuid: str, page: Page | None, failure: str) -> DeviceCondition:
+        """Return the errors of a GPU. page: None if the exporter does not answer."""
+        if page is None:
+            return self._errors[uuid].condition(None, f"dcgm-exporter: {failure or 'its page is too old'}")
+        return self._errors[uuid].condition(page.errors.get(uuid), "the dcgm-exporter does not export them")
 
     def close(self) -> None:
         """Close the exporter."""
         self._exporter.close()
 
-    def _device(self, gpu: Gpu, ratios: Ratios) -> DeviceReading:
+    def _device(self, gpu: Gpu, ratios: Ratios, condition: DeviceCondition) -> DeviceReading:
         """Return the figures of a GPU, or of its instances. If a GPU instance has several compute instances, the
         exporter has only one figure for all of them, which is not used."""
         if not gpu.mig_enabled:
-            return DeviceReading(gpu, **self._values((gpu.uuid, None), ratios), method="dcgm")
+            values = self._values((gpu.uuid, None), ratios)
+            return DeviceReading(gpu, **values, method="dcgm", condition=condition)
         alone = Counter(mig.gi for mig in gpu.mig)
         instances = tuple(
             InstanceReading(
@@ -213,11 +293,57 @@ class DcgmReader:
             for mig in gpu.mig
             if alone[mig.gi] == 1
         )
-        return DeviceReading(gpu, instances=instances)
+        return DeviceReading(gpu, instances=instances, condition=condition)
 
     def _values(self, place: Place, ratios: Ratios, compute: int = 1, of: int = 1) -> dict[str, Any]:
         """Return the counters of a place that the exporter has at the moment."""
         return {f"{field}_us": self._sums[place, field] * compute // (_PPM * of) for field in ratios.get(place, {})}
+
+
+class _ErrorCounts:
+    """The XID errors of one GPU since the reader began."""
+
+    def __init__(self) -> None:
+        self._xids: dict[int, XidCount] = {}
+        self._before: GpuErrors | None = None
+
+    def observe(self, now: GpuErrors, at_ms: int) -> None:
+        """Count what is new on a page. Reading the same page again changes nothing."""
+        before, self._before = self._before, now
+        if before is None:
+            return
+        last = now.values.get("last_xid", 0)
+        if now.xids is not None:
+            old = before.xids if before.xids is not None else now.xids
+            for xid, number in now.xids.items():
+                self._count(xid, number - old.get(xid, 0), at_ms)
+        elif last and last != before.values.get("last_xid", last):
+            self._count(last, 1, at_ms)
+
+    def condition(self, now: GpuErrors | None, missing: str) -> DeviceCondition:
+        """Return what is known of the GPU's errors. missing: why what the page does not have is unknown."""
+        values = now.values if now is not None else {}
+        unread = ""
+        if now is None or (now.xids is None and "last_xid" not in values):
+            unread = missing
+        elif now.xids is None and values["last_xid"]:
+            unread = "the dcgm-exporter has the last error alone, so the same one again is not seen"
+
+        def value(name: ErrorField) -> Reading:
+            return values[name] if name in values else Unavailable(missing)
+
+        return DeviceCondition(
+            throttle_reasons=value("throttle_reasons"),
+            ecc_corrected=value("ecc_corrected"),
+            ecc_uncorrected=value("ecc_uncorrected"),
+            xids=tuple(count for _, count in sorted(self._xids.items())),
+            xids_unread=unread,
+        )
+
+    def _count(self, xid: int, number: int, at_ms: int) -> None:
+        if number > 0 and (xid in self._xids or len(self._xids) < _MOST_XIDS):
+            known = self._xids[xid].count if xid in self._xids else 0
+            self._xids[xid] = XidCount(xid, known + number, at_ms)
 
 
 def _bounded(place: Place, values: Mapping[Field, float]) -> Mapping[Field, float]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.__main__ import main
-from agent.core.readings import DeviceReading, InstanceReading, Unavailable
+from agent.core.readings import DeviceCondition, DeviceReading, InstanceReading, Unavailable, XidCount
 from agent.core.settings import SettingsError
 from agent.gpu_readers import dcgm
 from agent.gpu_readers.chosen import ChosenReader, GpuReaders
@@ -23,7 +23,9 @@ from agent.gpu_readers.dcgm import (
     Exporter,
     fetch_from,
 )
+from agent.metering.gpu_errors import ECC, GpuErrorLog
 from agent.simulation.simulated_node import A100, make_gpu
+from agent.wire import Health
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
 from gputally.testing.http_server import Handler, listening
@@ -79,7 +81,7 @@ def exported(read: Callable[[int], DeviceReading] | None = None) -> GpuReaders:
 @pytest.mark.parametrize("page", [OLD_PAGE, NEW_PAGE])
 def test_old_and_new_names_say_the_same(page: str) -> None:
     seen = dcgm.read(page)
-    assert seen == {
+    assert seen.ratios == {
         ("GPU-a", None): {"busy": 0.8, "sm_active": 0.25},
         ("GPU-m", 1): {"busy": 0.333, "sm_active": 1.0},
         ("GPU-m", 2): {"busy": 0.5, "tensor_active": 0.1},
@@ -151,6 +153,89 @@ def test_figures_that_are_too_old_are_unknown_and_counters_go_on_after() -> None
     assert source.read(T0 + 20_000).devices[1].instances[1].busy_us == 5_000_000 // 7
 
 
+class Pages:
+    """An exporter of GPU-a whose page changes, beside an owner of the device that reads no errors."""
+
+    def __init__(self, owned: Callable[[int], DeviceReading] | None = None) -> None:
+        self.clock = VirtualClock(T0)
+        self.page = ""
+        self.exporter = Exporter(lambda: self.page, self.clock)
+        self.source = with_exporter(self.exporter, owned or (lambda at_ms: DeviceReading(GPU, busy_us=at_ms)))
+        self.at_ms = T0
+
+    def condition(self, *lines: str) -> DeviceCondition:
+        """The condition ten seconds later, with a page of these lines."""
+        self.page = "".join(line.replace("{", '{UUID="GPU-a",', 1) + "\n" for line in lines)
+        self.exporter.refresh()
+        return self.again()
+
+    def again(self) -> DeviceCondition:
+        self.at_ms += 10_000
+        self.clock.advance(10_000)
+        return self.source.read(self.at_ms).devices[0].condition
+
+
+def test_the_rises_of_the_window_of_xid_errors_are_counted() -> None:
+    pages = Pages()
+    at_first = pages.condition('DCGM_EXP_XID_ERRORS_COUNT{xid="13"} 4')
+    assert (at_first.xids, at_first.xids_unread) == ((), ""), "when those happened is unknown"
+    pages.condition('DCGM_EXP_XID_ERRORS_COUNT{xid="13"} 5', 'DCGM_EXP_XID_ERRORS_COUNT{xid="79"} 2')
+    assert pages.again().xids == (XidCount(13, 1, T0 + 20_000), XidCount(79, 2, T0 + 20_000))
+    assert len(pages.condition("DCGM_EXP_XID_ERRORS_COUNT{} 0").xids) == 2, "the window went on"
+    assert pages.condition('DCGM_EXP_XID_ERRORS_COUNT{xid="79"} 1').xids[1] == XidCount(79, 3, T0 + 50_000)
+
+
+@pytest.mark.parametrize("name", ["DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_XID_ERROR"])
+def test_another_last_xid_error_is_one_error_and_repeats_are_said_to_be_unknown(name: str) -> None:
+    pages = Pages()
+    assert pages.condition(f"{name}{{}} 0").xids_unread == ""
+    seen = [pages.condition(f'{name}{{err_code="{xid}"}} {xid}') for xid in (79, 79, 31)]
+    assert [one.xids for one in seen] == [
+        (XidCount(79, 1, T0 + 20_000),),
+        (XidCount(79, 1, T0 + 20_000),),
+        (XidCount(31, 1, T0 + 40_000), XidCount(79, 1, T0 + 20_000)),
+    ]
+    assert all(one.xids_unread for one in seen)
+
+
+def test_memory_errors_and_slowdowns_are_the_drivers_and_codes_for_no_value_are_unknown() -> None:
+    pages = Pages()
+    told = pages.condition(
+        "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{} 2", "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL{} 9223372036854775794",
+        "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS{} 64", "DCGM_FI_DEV_XID_ERRORS{} 0",
+    )  # fmt: skip
+    assert (told.ecc_uncorrected, told.throttle_reasons) == (2, 64)
+    assert isinstance(told.ecc_corrected, Unavailable)
+    errors = GpuErrorLog()
+    errors.observe(T0, pages.source.read(pages.at_ms + 10_000).devices)
+    (gpu,) = errors.gpus
+    assert {(one.kind, one.count) for one in gpu.errors} == {(ECC, 2), ("hardware thermal slowdown", 1)}
+    assert gpu.unread == {}
+
+
+def test_errors_are_unknown_while_the_exporter_does_not_answer_and_counts_stay() -> None:
+    pages = Pages()
+    pages.condition("DCGM_FI_DEV_XID_ERRORS{} 0", "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{} 0")
+    pages.condition("DCGM_FI_DEV_XID_ERRORS{} 48", "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{} 1")
+    pages.clock.advance(MAX_AGE_MS)
+    silent = pages.again()
+    assert silent.xids == (XidCount(48, 1, T0 + 20_000),)
+    assert silent.xids_unread
+    assert isinstance(silent.ecc_uncorrected, Unavailable)
+    assert pages.condition("DCGM_FI_DEV_GPU_UTIL{} 3").xids_unread, "a page without errors tells none"
+
+
+@pytest.mark.parametrize("health", ["ok", "lost"])
+def test_errors_that_the_driver_reads_stay_and_a_lost_gpu_keeps_those_of_the_exporter(health: Health) -> None:
+    read = DeviceCondition(xids=(XidCount(13, 7, T0),), xids_unread="", ecc_uncorrected=0)
+    pages = Pages(lambda _: DeviceReading(GPU, health, condition=read))
+    pages.condition("DCGM_FI_DEV_XID_ERRORS{} 0")
+    assert pages.condition("DCGM_FI_DEV_XID_ERRORS{} 79", "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{} 5") == read
+    unread = Pages(lambda _: DeviceReading(GPU, health))
+    unread.condition("DCGM_FI_DEV_XID_ERRORS{} 0")
+    assert unread.condition("DCGM_FI_DEV_XID_ERRORS{} 79").xids == (XidCount(79, 1, T0 + 20_000),)
+
+
 def test_an_exporter_that_fails_is_named_and_left_alone_for_a_while() -> None:
     def fail() -> str:
         raise ConnectionRefusedError("refused")
@@ -207,7 +292,7 @@ def test_no_page_is_too_strange(text: str) -> None:
         seen = dcgm.read(text)
     except ValueError:
         return
-    assert all(0 <= ratio <= 1 for values in seen.values() for ratio in values.values())
+    assert all(0 <= ratio <= 1 for values in seen.ratios.values() for ratio in values.values())
 
 
 values = st.one_of(st.floats(), st.sampled_from([9.2e18, 2147483632.0, -1.0, 100.0, 1.3]))
@@ -223,7 +308,7 @@ def test_any_number_is_a_ratio_or_left_out(lines: list[tuple[str, str, float]]) 
         seen = dcgm.read(page)
     except ValueError:
         return
-    assert all(0 <= ratio <= 1 for found in seen.values() for ratio in found.values())
+    assert all(0 <= ratio <= 1 for found in seen.ratios.values() for ratio in found.values())
 
 
 @pytest.mark.parametrize(
