@@ -129,11 +129,11 @@ def _now() -> list[Stat]:
 
 
 def _shares() -> list[TablePanel | TimeSeries]:
-    entitled, actual = _of("queue_configured_share_ratio"), _of("queue_usage_ratio")
+    fair, actual = _of("queue_configured_share_ratio"), _of("queue_usage_ratio")
     figures = {
-        "Entitled share": entitled,
+        "Fair share": fair,
         "Actual share": actual,
-        "Due now": _gpus("queue_entitled_gpus"),
+        "Due now": _gpus("queue_due_gpus"),
         "Guaranteed": _gpus("queue_guaranteed_gpus"),
         "Held now": _gpus("queue_allocated_gpus"),
     }
@@ -144,16 +144,16 @@ def _shares() -> list[TablePanel | TimeSeries]:
             "window, the GPUs that it is due with this history, its deserved quota, and the GPUs that it holds.",
             figures,
             by=("queue", "target"),
-            columns={"Entitled share": SHARE, "Actual share": SHARE},
+            columns={"Fair share": SHARE, "Actual share": SHARE},
             unit="short",
             descending="Actual share",
             decimals=1,
         ),
         timeseries(
-            "Actual minus entitled share",
+            "Actual minus fair share",
             "Above 0 a queue got more than its share over the policy's window and will get less; below 0 it will get "
             "more. Lines that converge show that the history evens out.",
-            [Query(f"{actual} - {entitled}", "{{queue}} ({{target}})")],
+            [Query(f"{actual} - {fair}", "{{queue}} ({{target}})")],
             "percentunit",
             floor=None,
         ),
@@ -180,7 +180,7 @@ def _weights() -> list[TimeSeries]:
             "GPUs due and held",
             "GPUs that each queue is due (dashed) and that it holds.",
             [
-                Query(_gpus("queue_entitled_gpus"), "{{queue}}: due"),
+                Query(_gpus("queue_due_gpus"), "{{queue}}: due"),
                 Query(_gpus("queue_allocated_gpus"), "{{queue}}: held"),
             ],
             GPUS,

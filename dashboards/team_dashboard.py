@@ -241,7 +241,7 @@ def _waiting() -> list[TimeSeries]:
     def of_queues(metric: str, *by: str) -> str:
         return promql.total(promql.of_clusters(promql.series(metric, queue=QUEUE), "queue", *by), "queue")
 
-    held, due = of_queues("queue_allocated_gpus", "target"), of_queues("queue_entitled_gpus", "target")
+    held, due = of_queues("queue_allocated_gpus", "target"), of_queues("queue_due_gpus", "target")
     return [
         timeseries(
             "GPUs waited for",

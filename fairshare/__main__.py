@@ -238,7 +238,7 @@ def divide(
         for case, result in divided:
             tables.append(plan_tables.division_table(case, result))
             if explain:
-                tables.append(plan_tables.steps_table(result))
+                tables.append(plan_tables.steps_table(case, result))
         return Group(*tables)
 
     show(output, view, document, plan_tables.shares(divided))

@@ -1,5 +1,5 @@
 """The page of one value of a dimension: of a team, a user, a queue, a project (an exported label), a GPU model and so
-on. It shows a month: cost and use by day beside the month before, budgets, a queue's share of what it is entitled to,
+on. It shows a month: cost and use by day beside the month before, budgets, a queue's share of what it deserves,
 waits, the best and the worst jobs, and what could be saved.
 
 Its figures are those of `GET /v1/usage` and `GET /v1/cost` with the same filter."""
@@ -67,7 +67,7 @@ class GroupDay:
     time; 1 if nothing is known of it.
 
     cost: as pages show it; None if some of the time has no price. before: the same day of the month before; None if
-    nothing is known of it, or it has no such day. entitled: the queues' deserved GPU-hours."""
+    nothing is known of it, or it has no such day. deserved: the queues' deserved GPU-hours."""
 
     name: str
     unknown: float
@@ -75,7 +75,7 @@ class GroupDay:
     cost: Decimal | None
     cost_before: Decimal | None
     held_before: int | None
-    entitled: float
+    deserved: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def group_page(request: Request, params: Annotated[GroupParams, Query()], deps: 
         api=[(name, f"/v1/{name}?" + urlencode({**where, "by": "day"}, True, ":")) for name in ("usage", "cost")],
         known_before=figure_formatting.records_begin(*month.previous.span(tz), deps.ledger.status().extent[0], tz),
         linked=group_link, told=told, errors=node_list.errors_of(told or ()), needs=node_list.needs_of(told or ()),
-        entitled=any(day.entitled for day in found.days),
+        deserved=any(day.deserved for day in found.days),
     )  # fmt: skip
 
 
@@ -325,13 +325,13 @@ def _days(
                 costs[0].get(at, Decimal(0)),
                 costs[1].get(at, Decimal(0)) if at in known[1] else None,
                 helds[1].get(at, Accounts()).allocated if at in known[1] else None,
-                _entitled(policies, queues, asked.teams, begin) * (end - begin) * US_PER_MS / US_PER_HOUR,
+                _deserved(policies, queues, asked.teams, begin) * (end - begin) * US_PER_MS / US_PER_HOUR,
             )
         )
     return tuple(found)
 
 
-def _entitled(
+def _deserved(
     policies: Sequence[PolicyVersion], queues: Collection[str], teams: Collection[str] | None, at_ms: int
 ) -> float:
     """The GPUs that the queues deserve at an instant, by the policy in force, as far as the reader may see their
@@ -380,14 +380,14 @@ def _cost_chart(found: Group, currency: str) -> str:
 
 def _use_chart(found: Group) -> str:
     """The GPU-hours of each day by account, below a line: what the queues deserve, or else the month before."""
-    entitled = any(day.entitled for day in found.days)
+    deserved = any(day.deserved for day in found.days)
     columns = []
     for day in found.days:
         parts = [(name, getattr(day.accounts, name)) for name in HELD]
         told = [day.name, *(f"{figure_formatting.ACCOUNT_NAMES[name]}: {figure_formatting.hours(gpu_us)} GPU-h"
                             for name, gpu_us in parts if gpu_us)]  # fmt: skip
-        if day.entitled:
-            told.append(f"Deserved: {figure_formatting.one_decimal(day.entitled)} GPU-h")
+        if day.deserved:
+            told.append(f"Deserved: {figure_formatting.one_decimal(day.deserved)} GPU-h")
         elif day.held_before is not None:
             told.append(f"Month before: {figure_formatting.hours(day.held_before)} GPU-h")
         if day.unknown:
@@ -401,8 +401,8 @@ def _use_chart(found: Group) -> str:
                 day.unknown,
             )
         )
-    levels = [day.entitled if entitled else (day.held_before or 0) / US_PER_HOUR for day in found.days]
-    line = "what the queue deserves" if entitled else "the same day of the month before"
+    levels = [day.deserved if deserved else (day.held_before or 0) / US_PER_HOUR for day in found.days]
+    line = "what the queue deserves" if deserved else "the same day of the month before"
     return html_page.stacked("explored", columns, "GPU-hours held by day",
                              f"Parts from below: busy, idle, use unknown. The line is {line}.",
-                             levels if entitled or found.before is not None else None)  # fmt: skip
+                             levels if deserved or found.before is not None else None)  # fmt: skip

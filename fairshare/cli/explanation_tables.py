@@ -115,7 +115,7 @@ def _shares(levels: Sequence[QueueLevel]) -> Table:
 
 def _models(models: Sequence[ModelFigures]) -> Iterator[Table]:
     """Yield a table of the figures by GPU model, if there are any."""
-    figures = ("guaranteed", "limit", "weight", "used U", "without history", "due", "holds", "asks")
+    figures = ("guaranteed", "limit", "weight", "used", "without history", "due", "holds", "asks")
     if models:
         table = titled_table("\nBy GPU model", ("GPUs",), figures)
         for each in models:
@@ -130,7 +130,7 @@ def _models(models: Sequence[ModelFigures]) -> Iterator[Table]:
 
 
 def _arithmetic(levels: Sequence[QueueLevel]) -> Table:
-    figures = ("share n", "used U", "law's answer", "bounds", "in force", "new weight")
+    figures = ("fair share", "used", "law's answer", "bounds", "in force", "new weight")
     table = titled_table("\nHistory into weight", ("queue",), figures, folded="why")
     for depth, level in enumerate(levels):
         if level.weight is None:

@@ -40,9 +40,7 @@ def families(report: CycleReport, now_ms: int) -> Iterator[Metric]:
 def _entitlements(report: CycleReport) -> Iterator[Metric]:
     figures: tuple[tuple[GaugeMetricFamily, Callable[[Entitlement], float | None]], ...] = (
         (
-            GaugeMetricFamily(
-                "gputally_queue_entitled_gpus", "GPUs that a queue is due now.", labels=["queue", "target"]
-            ),
+            GaugeMetricFamily("gputally_queue_due_gpus", "GPUs that a queue is due now.", labels=["queue", "target"]),
             lambda due: due.gpus,
         ),
         (

@@ -54,11 +54,11 @@ class QueueShare:
     """The GPUs that a queue holds, and the GPUs that it is due."""
 
     allocated: float
-    entitled: float
+    due: float
 
     def exceeded(self, more: float = 0.0) -> bool:
         """Return whether the queue would hold more than it is due with `more` additional GPUs."""
-        return self.allocated + more > self.entitled + _TOLERANCE
+        return self.allocated + more > self.due + _TOLERANCE
 
 
 SharesFor = Callable[[Pod], Mapping[str, QueueShare]]
@@ -495,7 +495,7 @@ class _Shares(Mapping[str, QueueShare]):
         self._refs: dict[str, list[str]] = {}
         for ref, queue in self.queues.items():
             self._refs.setdefault(queue, []).append(ref)
-        self._entitled = self._due(lambda target: target.entitlements)
+        self._due_gpus = self._due(lambda target: target.entitlements)
         self._computed: dict[Hashable, WeightResult] = {}
         self._split: tuple[list[float], Sides] = ([], NO_SIDES)
 
@@ -522,13 +522,13 @@ class _Shares(Mapping[str, QueueShare]):
         return lambda node: of_model(models.get(node, OTHERS))
 
     def __getitem__(self, queue: str) -> QueueShare:
-        return QueueShare(fsum(self._pods.held_by_ref(self._refs.get(queue, ()))), self._entitled[queue])
+        return QueueShare(fsum(self._pods.held_by_ref(self._refs.get(queue, ()))), self._due_gpus[queue])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entitled)
+        return iter(self._due_gpus)
 
     def __len__(self) -> int:
-        return len(self._entitled)
+        return len(self._due_gpus)
 
     def sides(self) -> Sides:
         """Return which queues are above their share now: the same object until another queue is."""
@@ -542,7 +542,7 @@ class _Shares(Mapping[str, QueueShare]):
     def with_request(self, pod: Pod) -> _Shares:
         """Return the shares that include the requests of this pod and of other pods that the cycle has not seen."""
         other = copy(self)
-        other._entitled = self._due(lambda target: self._with_new_pods(target, pod).entitlements)
+        other._due_gpus = self._due(lambda target: self._with_new_pods(target, pod).entitlements)
         return other
 
     def _due(self, entitlements_of: Callable[[TargetReport], Sequence[Entitlement]]) -> dict[str, float]:

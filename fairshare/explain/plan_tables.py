@@ -28,6 +28,18 @@ MOST_INDENT = 12
 _RESULT_STYLE = {"applied": "green", "would-apply": "cyan"}
 
 
+HISTORY = ("fair share", "used", "with history")
+HISTORY_MEANS = (
+    "fair share: of the configured weights of the queues that compete; used: of what the window had for it and its "
+    "siblings; with history: what the law makes of both"
+)
+
+
+def ratio(value: float) -> str:
+    """Format a part of a whole (1 is all of it) in percent."""
+    return f"{value:.1%}"
+
+
 def number(value: Value | None, digits: int = 3) -> str:
     """Format a number with at most `digits` decimals, without trailing zeros: `unset` for None, `unlimited` for -1. A
     text stays unchanged."""
@@ -43,8 +55,10 @@ def number(value: Value | None, digits: int = 3) -> str:
 def division_table(case: DivisionProblem, division: Division) -> RenderableType:
     """Render the shares of one case; children are indented under their parents."""
     k = number(case.k)
-    figures = ("priority", "deserved", "weight", "usage", "request", "limit", "share", "of total")
-    table = titled_table(f"{case.name}   {number(case.total)} {case.resource}, k {k}", ("queue",), figures)
+    figures = ("priority", "deserved", "weight", "used", "asks", "limit", "share", "of total")
+    title = f"{case.name}   {number(case.total)} {case.resource}, weight of the past {k}"
+    table = titled_table(title, ("queue",), figures, may_drop=("priority", "limit"))
+    table.caption = f"deserved, asks, limit, share: {case.resource}; used: of what the window had for it"
     tree = case.function == "hierarchy"
     claims = {claim.name: claim for claim in case.claims}
     for depth, name in _in_tree({name: claim.parent if tree else None for name, claim in claims.items()}):
@@ -55,7 +69,7 @@ def division_table(case: DivisionProblem, division: Division) -> RenderableType:
             str(claim.priority),
             number(claim.deserved),
             number(claim.weight),
-            number(claim.usage),
+            ratio(claim.usage),
             number(claim.request),
             number(claim.limit),
             number(share),
@@ -69,29 +83,26 @@ def division_table(case: DivisionProblem, division: Division) -> RenderableType:
     return table
 
 
-def steps_table(division: Division) -> RenderableType:
+def steps_table(case: DivisionProblem, division: Division) -> RenderableType:
     """Render every round of the over-quota phase with its numbers, then the remainders."""
-    table = titled_table("", ("round", "queue"), ("n", "U", "P", "offered", "given", "fraction"))
+    tables: list[RenderableType] = []
+    rest = titled_table(f"Remainders, {case.resource}", ("of", "queue"), ("given", "rest"))
     for step in division.steps:
-        where = f"{step.parent or 'roots'}, priority {step.priority}"
-        if isinstance(step, DivisionRound):
-            table.add_section()
-            pool = Text(f"pool {number(step.pool, 6)}, S {number(step.sum_p, 6)}", "dim")
-            table.add_row(f"{where}, round {step.number}", pool)
-            for offer in step.offers:
-                table.add_row(
-                    "",
-                    offer.queue,
-                    *(number(value, 6) for value in (offer.n, offer.usage, offer.p)),
-                    number(offer.offered, 6),
-                    number(offer.given, 6),
-                    number(offer.fraction, 6),
-                )
-        else:
-            table.add_row(
-                f"{where}, remainder", step.queue, "", "", "", "", number(step.given, 6), number(step.fraction, 6)
+        of = f"{step.parent or 'roots'}, priority {step.priority}"
+        if not isinstance(step, DivisionRound):
+            rest.add_row(of, step.queue, number(step.given, 6), number(step.fraction, 6))
+            continue
+        title = f"{of}, round {step.number}: {number(step.pool, 6)} {case.resource} to divide"
+        drawn = titled_table(title, ("queue",), (*HISTORY, "offered", "given", "rest"))
+        for offer in step.offers:
+            drawn.add_row(
+                offer.queue,
+                *(ratio(value) for value in (offer.n, offer.usage, offer.p)),
+                *(number(value, 6) for value in (offer.offered, offer.given, offer.fraction)),
             )
-    return table
+        drawn.caption = f"with history adds up to {ratio(step.sum_p)}; offered, given, rest: {case.resource}"
+        tables.append(drawn)
+    return Group(*tables, *([rest] if rest.row_count else []), *([Text(HISTORY_MEANS, "dim")] if tables else []))
 
 
 def lost_words(lost: Mapping[str, float]) -> str:
@@ -106,12 +117,13 @@ def lost_words(lost: Mapping[str, float]) -> str:
 
 
 def plan_table(target: TargetReport) -> RenderableType:
-    """Render every weight of a target with its inputs, and failed writes below the table."""
+    """Render every weight of a target with its inputs, and below the table the reasons and failed writes."""
     outcomes = {outcome.apply.queue: outcome for outcome in target.outcomes}
     due = {entitlement.queue: entitlement for entitlement in target.entitlements}
     title = f"{target.target}, {target.mode}, {number(target.gpus, 1)} GPUs{lost_words(target.lost)}"
-    figures = ("configured", "n", "U", "P", "now", "new", "asks", "has", "due")
-    table = titled_table(title, ("queue",), figures, ("result",), "why")
+    figures = ("configured", *HISTORY, "now", "new", "asks", "holds", "due")
+    table = titled_table(title, ("queue",), figures, ("result",), may_drop=("configured", *HISTORY[::-1]))
+    table.caption = f"configured, now, new: weights; {HISTORY_MEANS}; asks, holds, due: GPUs"
     weights = {weight.queue: weight for weight in target.weights}
     parents = {name: parent if (parent := due[name].parent) in weights else None for name in weights}
     for depth, name in _in_tree(parents):
@@ -120,23 +132,23 @@ def plan_table(target: TargetReport) -> RenderableType:
         table.add_row(
             indented(depth, name),
             number(weight.configured, 4),
-            number(numbers.n),
-            number(numbers.u),
-            number(numbers.p),
+            ratio(numbers.n),
+            ratio(numbers.u),
+            ratio(numbers.p),
             number(weight.previous, 4),
             number(weight.value, 4),
             number(entitlement.requested, 1),
             number(entitlement.allocated, 1),
             number(entitlement.gpus, 1),
             Text(outcome.result, _RESULT_STYLE.get(outcome.result, "red")) if outcome else Text("as it is", "dim"),
-            weight.why,
         )
     roots = [due[name] for name, parent in parents.items() if parent is None]
     sums = (number(fsum(getattr(each, key) for each in roots), 1) for key in ("requested", "allocated", "gpus"))
     table.add_section()
     table.add_row("total", *[""] * 6, *sums)
     failures = [Text(f"{o.apply.queue}: {o.detail}", "red") for o in target.outcomes if o.detail]
-    return Group(table, *failures)
+    reasons = [Text(f"{name}: {weights[name].why}") for _, name in _in_tree(parents) if weights[name].why]
+    return Group(table, *reasons, *failures)
 
 
 def report_view(report: CycleReport) -> RenderableType:
@@ -242,14 +254,21 @@ def _in_tree(parents: Mapping[str, str | None]) -> Iterator[tuple[int, str]]:
 
 
 def titled_table(
-    title: str, names: Sequence[str], figures: Sequence[str] = (), more: Sequence[str] = (), folded: str = ""
+    title: str,
+    names: Sequence[str],
+    figures: Sequence[str] = (),
+    more: Sequence[str] = (),
+    folded: str = "",
+    *,
+    may_drop: Sequence[str] = (),
 ) -> Table:
     """Return an empty table.
 
     names, figures, more: the headings in this order. Columns of figures are right-aligned.
-    folded: the heading of a last column whose texts wrap; "" for none."""
+    folded: the heading of a last column whose texts wrap; "" for none.
+    may_drop: the headings of columns that a narrow terminal does not show, the first one first."""
     last = [Column(folded, overflow="fold")] if folded else []
-    return table(Text(title, "bold"), [*names, *right_aligned(*figures), *more, *last])
+    return table(Text(title, "bold"), [*names, *right_aligned(*figures), *more, *last], may_drop=may_drop)
 
 
 def plan_document(report: CycleReport) -> dict[str, Any]:

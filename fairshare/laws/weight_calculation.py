@@ -345,10 +345,10 @@ def _undivided(inputs: WeightInputs) -> WeightResult:
     )  # fmt: skip
     least = {name: standing.least for name, standing in standings.items() if standing.least > 0 and name in queues}
     in_turn = {weight.queue: weight.value for weight in weights if weight.explanation.turn}
-    entitled = tuple(
+    due = tuple(
         replace(claim, weight=in_turn[claim.name], usage=0.0) if claim.name in in_turn else claim for claim in claims
     )
-    with_history = divide_above(DivisionProblem("entitled", gpus, policy.k, entitled), least)
+    with_history = divide_above(DivisionProblem("due", gpus, policy.k, due), least)
     without_history = divide_above(DivisionProblem("static", gpus, 0.0, claims), least)
     entitlements = tuple(
         Entitlement(

@@ -172,16 +172,30 @@ def test_plan_prints_every_weight_with_its_reason_and_sends_nothing(sample: Samp
     out = capsys.readouterr().out
     assert out.startswith("allocated over 1 h (sliding), 100.0% metered; policy ")
     assert "fake, dry-run, 64 GPUs" in out
-    numbers = [line[:95].rstrip() for line in out.splitlines()[3:] if line[:12].strip(" ─")]
-    assert numbers == [
-        " queue        configured      n       U       P   now    new   asks   has   due   result",
-        " research              3   0.75     0.7     0.8     3   2.56     88    40    37   would-apply",
-        "   language            3    0.6   0.143   1.057     3    4.8     48    16    29   would-apply",
-        "   vision              2    0.4   0.857       0     2    0.2     40    24     8   would-apply",
-        " robotics              1   0.25    0.05    0.45     1   1.44     32     8    15   would-apply",
-        " serving               1      1    0.15    1.85     1      1     12    12    12   as it is",
-        " students            0.5      1     0.1     1.9   0.5    0.5     20     4     0   as it is",
-        " total                                                          152    64    64",
+    rows = [line.split() for line in out.splitlines()[3:] if line.strip(" ─")]
+    assert rows[:8] == [
+        [
+            "queue",
+            "configured",
+            "fair",
+            "share",
+            "used",
+            "with",
+            "history",
+            "now",
+            "new",
+            "asks",
+            "holds",
+            "due",
+            "result",
+        ],
+        ["research", "3", "75.0%", "70.0%", "80.0%", "3", "2.56", "88", "40", "37", "would-apply"],
+        ["language", "3", "60.0%", "14.3%", "105.7%", "3", "4.8", "48", "16", "29", "would-apply"],
+        ["vision", "2", "40.0%", "85.7%", "0.0%", "2", "0.2", "40", "24", "8", "would-apply"],
+        ["robotics", "1", "25.0%", "5.0%", "45.0%", "1", "1.44", "32", "8", "15", "would-apply"],
+        ["serving", "1", "100.0%", "15.0%", "185.0%", "1", "1", "12", "12", "12", "as", "it", "is"],
+        ["students", "0.5", "100.0%", "10.0%", "190.0%", "0.5", "0.5", "20", "4", "0", "as", "it", "is"],
+        ["total", "152", "64", "64"],
     ]
     assert "at the lower bound, 0.1 x configured" in " ".join(out.split())
 

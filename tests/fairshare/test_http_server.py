@@ -69,7 +69,7 @@ def test_metrics_show_the_latest_report(accountant: Any, controller_of: Make, cl
     assert seen["gputally_queue_weight", "a", "fake"] == 0.2
     assert seen["gputally_queue_weight_base", "a"] == 1.0
     assert seen["gputally_queue_usage_ratio", "a", "fake"] == pytest.approx(0.6)
-    assert seen["gputally_queue_entitled_gpus", "c", "fake"] == 11.0
+    assert seen["gputally_queue_due_gpus", "c", "fake"] == 11.0
     assert seen["gputally_queue_configured_share_ratio", "a", "fake"] == pytest.approx(1 / 3)
     assert seen["gputally_queue_requested_gpus", "a", "fake"] == 100.0
     assert seen["gputally_queue_allocated_gpus", "a", "fake"] == 4.0
@@ -84,7 +84,7 @@ def test_metrics_show_the_latest_report(accountant: Any, controller_of: Make, cl
     controller.cycle()
     held = _samples(metrics)
     assert held["gputally_weights_held", "StaleUsage"] == 1.0
-    assert ("gputally_queue_entitled_gpus", "c", "fake") not in held
+    assert ("gputally_queue_due_gpus", "c", "fake") not in held
     assert held["gputally_queue_weight", "a", "fake"] == 0.2
 
 

@@ -473,7 +473,7 @@ def test_the_first_question_counts_its_own_demand(seen: tuple[PodIndex, Extender
     if watched:  # the watch may have shown the pod already
         index.change("uid-b0", _asking("b0"))
     room = view.view()
-    assert {name: share.entitled for name, share in room.shares.items()} == {"a": 8.0, "b": 0.0}
+    assert {name: share.due for name, share in room.shares.items()} == {"a": 8.0, "b": 0.0}
     assert fair_nodes(_asking("b0"), {"n0": ["uid-a0"]}, room) == ("n0",)
 
 
