@@ -16,10 +16,9 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
-from gputally.base.command_options import lines_of
 from gputally.base.errors import AccountantError
-from gputally.base.untrusted_text import for_terminal
 from gputally.base.yaml_file import FileFault
+from gputally.server.command_run import run_program
 
 OF_PLUGINS: Final = "import_commands"
 """The module of the commands that plug-ins have beside `import`; only a plug-in knows their names."""
@@ -96,15 +95,7 @@ def _commands() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code. argv: None for the arguments of the process."""
-    try:
-        app(args=list(sys.argv[1:] if argv is None else argv), prog_name="gputally accountant")
-    except SystemExit as done:
-        return done.code if isinstance(done.code, int) else 1
-    except (AccountantError, FileFault) as error:
-        for line in lines_of(error):
-            print(for_terminal(f"gputally accountant: {line}"), file=sys.stderr)
-        return 1
-    return 0
+    return run_program(app, "gputally accountant", argv, (AccountantError, FileFault))
 
 
 if __name__ == "__main__":

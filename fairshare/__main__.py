@@ -35,11 +35,12 @@ from fairshare.cli.try_weight_command import try_weight
 from fairshare.cli.what_if_command import what_if
 from gputally.base.background_tasks import set_on_signals
 from gputally.base.clock import SystemClock
-from gputally.base.command_options import lines_of, refuse_ignored, with_option_groups
+from gputally.base.command_options import refuse_ignored, with_option_groups
 from gputally.base.command_output import show
 from gputally.base.errors import AccountantError, ClusterError, DivisionError, FairshareError
 from gputally.base.untrusted_text import for_terminal
 from gputally.base.yaml_file import FileFault
+from gputally.server.command_run import run_program
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -375,15 +376,7 @@ def shard(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, and return its exit code."""
-    try:
-        app(args=list(sys.argv[1:] if argv is None else argv), prog_name="gputally fairshare")
-    except SystemExit as done:
-        return done.code if isinstance(done.code, int) else 1
-    except (FairshareError, AccountantError, FileFault) as fault:
-        for line in lines_of(fault):
-            print(for_terminal(f"gputally fairshare: {line}"), file=sys.stderr)
-        return 1
-    return 0
+    return run_program(app, "gputally fairshare", argv, (FairshareError, AccountantError, FileFault))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import typer
 from typer import Option
 
 from accountant.wire.dimensions import DECLARED
-from accountant.wire.option_types import Orders
+from accountant.wire.option_types import ORDER_HELP, Orders
 from gputally.base import atomic_file
 from gputally.base.command_options import refuse_ignored
 from gputally.base.command_output import Output, show
@@ -39,7 +39,10 @@ ListPrinted = Annotated[
 Timezone = Annotated[str | None, Option(help="IANA time zone of months and days.")]
 By = Annotated[str, Option(help=f"Dimensions to group by, joined by commas: {', '.join(DECLARED)}, label:NAME.")]
 Start = Annotated[
-    str | None, Option(help="Start of the span: 7d before its end, a date or RFC 3339 (default: this month).")
+    str | None,
+    Option(
+        "--start", "--since", help="Start of the span: 7d before its end, a date or RFC 3339 (default: this month)."
+    ),
 ]
 End = Annotated[str | None, Option(help="End of the span, exclusive: a date, RFC 3339 or 7d ago (default: now).")]
 Compare = Annotated[
@@ -57,6 +60,14 @@ class Grouping:
     start: Start = None
     end: End = None
     where: Where = None
+    sort: Annotated[
+        str,
+        Option(help=f"{ORDER_HELP} A dimension of --by or a column (default: by time, then the largest first)."),
+    ] = ""
+    search: Annotated[str, Option(help="Only lines with this text in a name.")] = ""
+    limit: Annotated[
+        int | None, Option(min=1, help="Number of lines to show (default: 50 in a table, all in JSON and CSV).")
+    ] = None
 
 
 def filters(where: Sequence[str] | None) -> dict[str, list[str]]:

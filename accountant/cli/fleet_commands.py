@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from accountant.cli.connection_options import End, Grouping, Printed, Timezone, filters, print_answer, write_file
+from accountant.cli.connection_options import End, Grouping, Printed, Timezone, filters, write_file
+from accountant.cli.usage_commands import print_cost, print_usage
 from accountant.exports.format_names import Format
 from accountant.exports.protocol import exports, file_name
 from accountant.lake.engines.protocol import ENGINE_NAME, SEAM, EnginePlugin
@@ -183,14 +184,14 @@ def usage(
     engine: EngineOptions,
 ) -> None:
     """Show GPU-hours by account and group, added up over the clusters."""
-    from accountant.cli import terminal_tables
+    from accountant.cli import grouped_lines
     from accountant.core import periods
 
     zone = timezone or "UTC"
-    query = _query(wanted, zone)
+    query, order = _query(wanted, zone), grouped_lines.usage_order(wanted)
     with engine.opened(lake) as fleet, _progress() as progress:
         found = fleet.usage(fleet.members(cluster or ()), query, progress)
-    print_answer(output, found, lambda usage: terminal_tables.usage_table(usage, periods.zone(zone)), found.lines)
+    print_usage(output, grouped_lines.usage_lines(found, wanted, order), wanted.limit, periods.zone(zone))
 
 
 @fleet_app.command()
@@ -206,14 +207,14 @@ def cost(
     engine: EngineOptions,
 ) -> None:
     """Show the exact cost by group, with each cluster's own prices."""
-    from accountant.cli import terminal_tables
+    from accountant.cli import grouped_lines
     from accountant.core import periods
 
     zone = timezone or "UTC"
-    query = _query(wanted, zone)
+    query, order = _query(wanted, zone), grouped_lines.cost_order(wanted)
     with engine.opened(lake, rates) as fleet, _progress() as progress:
         found = fleet.cost(fleet.members(cluster or ()), query, progress)
-    print_answer(output, found, lambda cost: terminal_tables.cost_table(cost, periods.zone(zone)), found.lines)
+    print_cost(output, grouped_lines.cost_lines(found, wanted, order), wanted.limit, periods.zone(zone))
 
 
 @fleet_app.command()
@@ -354,7 +355,7 @@ def serve(
 
 def month_table(summary: FleetMonth) -> Table:
     """A table of one month: every ledger, the highest amount first, then what each team owes in all ledgers."""
-    from accountant.cli.terminal_tables import NAMES
+    from accountant.cli.grouped_lines import NAMES
     from accountant.reports.figure_formatting import money
     from gputally.base.money import exact_sum
     from gputally.base.number_format import NOTHING, hours

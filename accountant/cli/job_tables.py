@@ -10,7 +10,8 @@ from zoneinfo import ZoneInfo
 from rich.console import Group
 from rich.table import Column, Table
 
-from accountant.cli.terminal_tables import NAMES, changed, compared_with, instant, noted_caption, priced_by
+from accountant.cli.grouped_lines import NAMES
+from accountant.cli.terminal_tables import changed, compared_with, instant, noted_caption, priced_by
 from accountant.core.periods import utc
 from accountant.reports.figure_formatting import money
 from accountant.wire.option_types import JobOrder

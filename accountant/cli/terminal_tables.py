@@ -28,12 +28,12 @@ from accountant.api.bookkeeping_models import (
 )
 from accountant.bookkeeping.invoice_reconciliation import ReconciledLine, Reconciliation
 from accountant.bookkeeping.price_book_versions import PriceChange, PriceDiff
+from accountant.cli.grouped_lines import NAMES
 from accountant.core.periods import utc
 from accountant.ledger.journal import Act
 from accountant.ledger.usage import ACCOUNTS
 from accountant.reports.figure_formatting import budget_of, budgeted, money, relative_of
-from accountant.wire.dimensions import OF_TIME
-from accountant.wire.policy_models import IDLE, UNASSIGNED, UsageWindow
+from accountant.wire.policy_models import UNASSIGNED, UsageWindow
 from accountant.wire.usage_cost_and_job_models import (
     Accounts,
     BudgetState,
@@ -50,34 +50,28 @@ if TYPE_CHECKING:
     from accountant.ledger.protocols import ClockReport, GpuOwnership, Imbalance, MisdatedRecords, RetiredDevice
     from accountant.storage.backups import Backup
 
-NAMES = {IDLE: "(unallocated)", UNASSIGNED: "(unassigned)", "": NOTHING}
-"""Text for the special names of teams and queues."""
-
 
 def instant(at_ms: int, zone: tzinfo) -> str:
     """An instant as text to the minute, with the time zone."""
     return datetime.fromtimestamp(at_ms / 1000, zone).strftime("%Y-%m-%d %H:%M %Z")
 
 
-def usage_table(answer: UsageAnswer, zone: ZoneInfo) -> Table:
-    """A table of GPU-hours per group and account, with totals: in the order of time, and of equal time the largest
-    allocation first."""
+def usage_table(answer: UsageAnswer, zone: ZoneInfo, most: int | None = None) -> Table:
+    """A table of GPU-hours per group and account, with the totals of all groups. most: the lines that are shown; None:
+    all."""
     shown = [account for account in ACCOUNTS if any(getattr(line.accounts_gpu_us, account) for line in answer.lines)]
 
     def time(accounts: Sequence[Accounts]) -> list[str]:
         by_account = [hours(sum(getattr(one, account) for one in accounts)) for account in shown]
         return [*by_account, hours(sum(one.total for one in accounts))]
 
-    lines = sorted(
-        answer.lines, key=lambda line: (*_times(line.key), -line.accounts_gpu_us.allocated, *line.key.values())
-    )
     return table(
         f"GPU-hours, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}",
         [*_dimensions(answer.by), *figures(*(name.removeprefix("allocated_") for name in shown)),
          *figures("total", style="bold")],
-        ([*_group(answer.by, line.key), *time([line.accounts_gpu_us])] for line in lines),
+        ([*_group(answer.by, line.key), *time([line.accounts_gpu_us])] for line in answer.lines[:most]),
         total=[*_label(len(answer.by), "total"), *time([line.accounts_gpu_us for line in answer.lines])],
-        caption=noted_caption(answer.note, _metered(answer)),
+        caption=_left_out(len(answer.lines), most) + noted_caption(answer.note, _metered(answer)),
         may_drop=("down", "unknown", "unmetered", "unallocated", "idle", "busy"),
     )  # fmt: skip
 
@@ -101,9 +95,9 @@ def window_table(window: UsageWindow) -> Table:
     )
 
 
-def cost_table(answer: CostAnswer, zone: ZoneInfo) -> Table:
-    """A table of billed GPU-hours and cost per group, with totals: in the order of time, and of equal time the highest
-    cost first. If time of one group is both held and not held, its cost is divided."""
+def cost_table(answer: CostAnswer, zone: ZoneInfo, most: int | None = None) -> Table:
+    """A table of billed GPU-hours and cost per group, with the totals of all groups. If time of one group is both held
+    and not held, its cost is divided. most: the lines that are shown; None: all."""
     currency, unpriced = answer.currency, answer.unpriced_gpu_us > 0
     divided = any(line.held_cost and line.unheld_cost for line in answer.lines)
 
@@ -114,9 +108,6 @@ def cost_table(answer: CostAnswer, zone: ZoneInfo) -> Table:
     unheld = [line.unheld_cost for line in answer.lines]
     whole = exact_sum(one for one in unheld if one is not None) if None not in unheld else None
 
-    lines = sorted(
-        answer.lines, key=lambda line: (*_times(line.key), -(line.cost or 0), -line.gpu_us, *line.key.values())
-    )
     return table(
         f"Cost in {currency or 'no price book'}, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}",
         [*_dimensions(answer.by), *figures("GPU-hours"), *figures(f"cost {currency or ''}", style="bold"),
@@ -124,14 +115,20 @@ def cost_table(answer: CostAnswer, zone: ZoneInfo) -> Table:
          *(figures("unpriced GPU-hours", style="yellow") if unpriced else [])],
         (
             [*_group(answer.by, line.key), *figures_of(line.gpu_us, line.cost, line.unheld_cost, line.unpriced_gpu_us)]
-            for line in lines
+            for line in answer.lines[:most]
         ),
         total=[
             *_label(len(answer.by), "total"),
             *figures_of(sum(line.gpu_us for line in answer.lines), answer.total, whole, answer.unpriced_gpu_us),
         ],
-        caption=noted_caption(answer.note, priced_by(answer.price_book_version, unpriced=unpriced)),
+        caption=_left_out(len(answer.lines), most)
+        + noted_caption(answer.note, priced_by(answer.price_book_version, unpriced=unpriced)),
     )  # fmt: skip
+
+
+def _left_out(lines: int, most: int | None) -> str:
+    """The line that says how many lines are not shown; "" if all are."""
+    return f"{lines - most:,} more: --limit, --search, --sort\n" if most is not None and lines > most else ""
 
 
 def balance_table(balance: Balance) -> Table:
@@ -159,11 +156,6 @@ def balance_table(balance: Balance) -> Table:
 
 def _dimensions(by: Iterable[str]) -> list[str]:
     return [dimension.replace("_", " ") for dimension in by]
-
-
-def _times(key: Mapping[str, str]) -> tuple[str, ...]:
-    """The values of the dimensions of time, by which a table is in order. Names of days and hours sort by time."""
-    return tuple(value for name, value in key.items() if name in OF_TIME)
 
 
 def _group(by: Iterable[str], key: Mapping[str, str]) -> list[str]:

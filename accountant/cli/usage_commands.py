@@ -30,9 +30,14 @@ from accountant.cli.connection_options import (
 )
 from accountant.wire.option_types import JOB_ORDERS, NODE_ORDERS, ORDER_HELP, JobKind, JobState
 from gputally.base.command_options import refuse_ignored, with_option_groups
-from gputally.base.command_output import show
+from gputally.base.command_output import Output, show
 
 if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
+
+    from rich.table import Table
+
+    from accountant.wire.usage_cost_and_job_models import CostAnswer, UsageAnswer
     from gputally.base.accountant_connection import Query
 
 
@@ -43,24 +48,26 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @with_option_groups
 def usage(output: Printed = "table", *, wanted: Grouping, at: ZonedLedger) -> None:
     """Show GPU-hours by account and group."""
-    from accountant.cli import terminal_tables
+    from accountant.cli import grouped_lines
     from accountant.wire.usage_cost_and_job_models import UsageAnswer
 
+    order = grouped_lines.usage_order(wanted)
     with at.connection() as remote:
         found = remote.whole(UsageAnswer, "/v1/usage", _query(wanted, at.timezone))
-    print_answer(output, found, lambda usage: terminal_tables.usage_table(usage, at.zone), found.lines)
+    print_usage(output, grouped_lines.usage_lines(found, wanted, order), wanted.limit, at.zone)
 
 
 @app.command()
 @with_option_groups
 def cost(output: Printed = "table", *, wanted: Grouping, at: Priced) -> None:
     """Show the exact cost by group."""
-    from accountant.cli import terminal_tables
+    from accountant.cli import grouped_lines
     from accountant.wire.usage_cost_and_job_models import CostAnswer
 
+    order = grouped_lines.cost_order(wanted)
     with at.connection() as remote:
         found = remote.whole(CostAnswer, "/v1/cost", _query(wanted, at.timezone))
-    print_answer(output, found, lambda cost: terminal_tables.cost_table(cost, at.zone), found.lines)
+    print_cost(output, grouped_lines.cost_lines(found, wanted, order), wanted.limit, at.zone)
 
 
 @app.command()
@@ -115,8 +122,30 @@ def _query(wanted: Grouping, timezone: str | None) -> Query:
     return {"by": wanted.by, **span, **filters(wanted.where)}
 
 
+def print_usage(output: Output, found: UsageAnswer, limit: int | None, zone: ZoneInfo) -> None:
+    """Prints lines of usage. limit: how many; None: those that a table has, or all in a file."""
+    from accountant.cli import grouped_lines, terminal_tables
+
+    def drawn(usage: UsageAnswer) -> Table:
+        return terminal_tables.usage_table(usage, zone, limit or SHOWN)
+
+    kept = found if output == "table" else grouped_lines.shortened(found, limit)
+    print_answer(output, kept, drawn, kept.lines)
+
+
+def print_cost(output: Output, found: CostAnswer, limit: int | None, zone: ZoneInfo) -> None:
+    """As `print_usage`."""
+    from accountant.cli import grouped_lines, terminal_tables
+
+    def drawn(cost: CostAnswer) -> Table:
+        return terminal_tables.cost_table(cost, zone, limit or SHOWN)
+
+    kept = found if output == "table" else grouped_lines.shortened(found, limit)
+    print_answer(output, kept, drawn, kept.lines)
+
+
 SHOWN = 50
-"""Number of jobs or nodes in a table without --limit."""
+"""Number of lines in a table without --limit."""
 
 
 @app.command()
@@ -187,7 +216,8 @@ def jobs(
 @with_option_groups
 def nodes(
     start: Annotated[
-        str | None, Option(help="Start of the span: 7d before its end, a date or RFC 3339 (default: 7d).")
+        str | None,
+        Option("--start", "--since", help="Start of the span: 7d before its end, a date or RFC 3339 (default: 7d)."),
     ] = None,
     end: End = None,
     where: Where = None,

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 def explain(
     subject: Annotated[str, typer.Argument(help="A queue of the policy, or a pod: NAME or NAMESPACE/NAME.")],
     policy: PolicyOrInForce = None,
-    start: Annotated[str, typer.Option(help="Start of the past decisions to show: 7d ago, a date or RFC 3339.")] = "1d",
+    start: Annotated[
+        str, typer.Option("--start", "--since", help="Start of the past decisions to show: 7d ago, a date or RFC 3339.")
+    ] = "1d",
     output: Printed = "table",
     *,
     at: FleetOptions,

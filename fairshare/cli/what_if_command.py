@@ -65,7 +65,10 @@ def what_if(
         Path | None, typer.Option(help="Policy file to compare with (default: the accountant's policy in force).")
     ] = None,
     start: Annotated[
-        str, typer.Option(help="Start of the ledger's history to replay: 30d before now, a date or RFC 3339.")
+        str,
+        typer.Option(
+            "--start", "--since", help="Start of the ledger's history to replay: 30d before now, a date or RFC 3339."
+        ),
     ] = "30d",
     trace: Annotated[
         Path | None, typer.Option(help="Trace file with the jobs (docs/traces.md), instead of the ledger.")

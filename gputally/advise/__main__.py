@@ -21,10 +21,10 @@ from gputally.advise.autoscaling_spot_and_sharing import (
     spot_advice,
 )
 from gputally.base.clock import SystemClock
-from gputally.base.command_options import lines_of, refuse_ignored, with_option_groups
+from gputally.base.command_options import refuse_ignored, with_option_groups
 from gputally.base.command_output import Output, show
 from gputally.base.errors import AccountantError
-from gputally.base.untrusted_text import for_terminal
+from gputally.server.command_run import run_program
 
 if TYPE_CHECKING:
     from accountant.wire.typed_accountant_client import AccountantClient
@@ -38,7 +38,9 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-Start = Annotated[str, typer.Option(help="Start of the window: 28d before its end, a date or RFC 3339.")]
+Start = Annotated[
+    str, typer.Option("--start", "--since", help="Start of the window: 28d before its end, a date or RFC 3339.")
+]
 End = Annotated[
     str | None,
     typer.Option(help="End of the window: a date, RFC 3339 or 7d ago (default: the accountant's present)."),
@@ -174,15 +176,7 @@ def _seconds(text: str) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `gputally advise` and return its exit code."""
-    try:
-        app(args=list(sys.argv[1:] if argv is None else argv), prog_name="gputally advise")
-    except SystemExit as done:
-        return done.code if isinstance(done.code, int) else 1
-    except AccountantError as error:
-        for line in lines_of(error):
-            print(for_terminal(f"gputally advise: {line}"), file=sys.stderr)
-        return 1
-    return 0
+    return run_program(app, "gputally advise", argv, (AccountantError,))
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def parse_instant(text: str, tz: ZoneInfo) -> int:
         try:
             return in_calendar(midnight_ms(date.fromisoformat(text), tz))
         except (ValueError, OverflowError) as error:
-            raise ValueError(f"not a date: {text!r} ({error})") from error
+            raise ValueError(f"not a day of the calendar between 1970 and 9998: {text!r} (write 2026-10-01)") from error
     try:
         at = datetime.fromisoformat(text)
     except ValueError as error:
@@ -90,7 +90,10 @@ def parse_edge(text: str, tz: ZoneInfo, until_ms: int) -> int:
     if _EPOCH_MS.fullmatch(text):
         return in_calendar(int(text))
     if not _AGO.fullmatch(text):
-        return parse_instant(text, tz)
+        try:
+            return parse_instant(text, tz)
+        except ValueError as error:
+            raise ValueError(str(error).replace("(write ", "(write 7d, ")) from error
     length_s = duration_seconds(text)
     if not 0 < length_s <= MOST_DURATION_S:
         raise ValueError(f"{text!r} is not the length of a span (write for example 7d)")

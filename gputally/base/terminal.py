@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
 from rich.table import Column, Table
-from rich.text import TextType
+from rich.text import Text, TextType
 
 from gputally.base.untrusted_text import for_terminal
 
@@ -46,7 +46,8 @@ class Terminal(Console):
 
 
 class _FittingTable(Table):
-    """A table that leaves out columns before it breaks a name or a number, and says which."""
+    """A table that leaves out columns before it breaks a name or a number, and says which. Its title and its caption
+    are as wide as the terminal, not as the table."""
 
     may_drop: Sequence[str] = ()
 
@@ -65,7 +66,12 @@ class _FittingTable(Table):
                 column._index = index
         if dropped:
             self.caption = f"{self.caption or ''}\nnot shown at this width: {', '.join(dropped)}".lstrip()
+        title, caption, self.title, self.caption = self.title, self.caption, None, None
+        if title is not None:
+            yield title if isinstance(title, Text) else Text(title, "table.title")
         yield from super().__rich_console__(console, options)
+        if caption is not None:
+            yield caption if isinstance(caption, Text) else Text(caption, "table.caption")
 
 
 def table(

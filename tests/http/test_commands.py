@@ -20,11 +20,21 @@ import pytest
 import typer
 
 from accountant.__main__ import app
+from accountant.cli import grouped_lines, terminal_tables
+from accountant.cli.connection_options import Grouping
 from accountant.cli.job_tables import jobs_named, jobs_table
 from accountant.cli.report_command import before
 from accountant.composition import Service
 from accountant.exports.protocol import exports
-from accountant.wire.usage_cost_and_job_models import Accounts, Job, JobsAnswer
+from accountant.wire.usage_cost_and_job_models import (
+    Accounts,
+    CostAnswer,
+    CostLine,
+    Job,
+    JobsAnswer,
+    UsageAnswer,
+    UsageLine,
+)
 from gputally.base.terminal import draw
 from tests.exports.format_cases import cases_of
 from tests.http.conftest import HOUR_US, TOKENS, pod_minutes, settings_in, token_list
@@ -334,3 +344,77 @@ def test_every_asking_command_has_the_same_options_for_where_it_asks():
             assert "--db" in options or not options.keys() & {"--timezone", "--prices"}
     assert {"usage", "report", "jobs", "backup", "backups", "deliveries", "close", "import", "check"} <= found.keys()
     assert len({tuple(options.values()) for options in found.values()}) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["usage", "--output", "xml"], ("--output", "'xml'")),
+        (["jobs", "--limit", "0"], ("--limit", "at least 1")),
+        (["jobs", "--limit", "many"], ("--limit", "whole number")),
+        (["cost", "--limit", "-3"], ("--limit", "at least 1")),
+    ],
+)
+def test_a_wrong_value_is_told_in_the_words_of_who_wrote_it(run_command, arguments, told):
+    code, _, err = run_command(*arguments)
+    assert code == 2
+    assert all(word in err for word in told)
+    assert not re.search("Input should|Value error|pydantic", err)
+
+
+def test_since_is_another_word_for_start_wherever_a_span_begins():
+    program = typer.main.get_command(app)
+    assert isinstance(program, typer.core.TyperGroup)
+    spans = {
+        name: each.opts
+        for name, command in program.commands.items()
+        for each in command.params
+        if each.name == "start" and "span" in (each.help or "")
+    }
+    assert spans.keys() >= {"usage", "cost", "jobs", "nodes"}
+    assert {tuple(opts) for opts in spans.values()} == {("--start", "--since")}
+
+
+def test_usage_and_cost_are_searched_sorted_and_shortened():
+    lines = tuple(
+        UsageLine(key={"team": team, "day": day}, accounts_gpu_us=Accounts(busy=busy, allocated_idle=idle))
+        for team, day, busy, idle in (("b", "2026-11-02", 5, 1), ("a", "2026-11-02", 3, 9), ("b", "2026-11-01", 1, 2))
+    )
+    usage = UsageAnswer(start_ms=0, end_ms=1, by=("team", "day"), lines=lines, coverage=1.0)
+
+    def found(sort: str = "", search: str = "") -> list[tuple[str, str]]:
+        wanted = Grouping(by="team,day", sort=sort, search=search)
+        answer = grouped_lines.usage_lines(usage, wanted, grouped_lines.usage_order(wanted))
+        return [(line.key["team"], line.key["day"][-2:]) for line in answer.lines]
+
+    assert found() == [("b", "01"), ("a", "02"), ("b", "02")], "in the order of time, then the largest first"
+    assert found("team") == [("a", "02"), ("b", "01"), ("b", "02")]
+    assert found("day:desc") == [("a", "02"), ("b", "02"), ("b", "01")]
+    assert found("busy") == [("b", "02"), ("a", "02"), ("b", "01")]
+    assert found("idle:asc", search="B") == [("b", "02"), ("b", "01")]
+    with pytest.raises(typer.BadParameter):
+        grouped_lines.usage_order(Grouping(by="day", sort="team"))
+
+
+def test_the_total_of_a_search_is_that_of_what_it_finds_and_an_unknown_cost_comes_last(capsys):
+    lines = tuple(
+        CostLine(key={"team": team}, gpu_us=HOUR_US, cost=cost, unpriced_gpu_us=0 if cost else HOUR_US)
+        for team, cost in (("nlp", Decimal(2)), ("vision", None), ("vision-2", Decimal(7)))
+    )
+    cost = CostAnswer(
+        start_ms=0, end_ms=1, by=("team",), currency="USD", price_book_version="1", lines=lines, total=None,
+        unpriced_gpu_us=HOUR_US,
+    )  # fmt: skip
+
+    def found(**asked: str) -> CostAnswer:
+        wanted = Grouping(**asked)
+        return grouped_lines.cost_lines(cost, wanted, grouped_lines.cost_order(wanted))
+
+    for order, teams in (("cost", ["vision-2", "nlp", "vision"]), ("cost:asc", ["nlp", "vision-2", "vision"])):
+        assert [line.key["team"] for line in found(sort=order).lines] == teams
+    assert (found(search="nlp").total, found(search="nlp").unpriced_gpu_us) == (Decimal(2), 0)
+    assert found(search="vision").total is None
+    draw(terminal_tables.cost_table(found(), ZoneInfo("UTC"), 1))
+    out = capsys.readouterr().out
+    assert "2 more" in out
+    assert "nlp" not in out
