@@ -230,7 +230,7 @@ class DemoAccountant:
                 self._nodes.node_down(event.outage.name, event.at_ms, event.outage.reason)
             else:
                 self._nodes.node_up(event.outage.name, event.at_ms)
-        self._cluster.apply(submitted, events, self._pods.follow)
+        self._cluster.apply(now_ms, submitted, events, self._pods.follow)
         self._wire.away = away
 
     def show_cycle(self, report: CycleReport) -> None:

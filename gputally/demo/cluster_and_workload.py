@@ -237,6 +237,14 @@ def labels_of(job: SimulatedJob) -> dict[str, str]:
     return labels
 
 
+_SAVING_GPUS = 4
+
+
+def saves(job: SimulatedJob) -> bool:
+    """Return True if a job writes checkpoints, and says when: large training jobs do."""
+    return job.kind == "training" and job.gpus >= _SAVING_GPUS
+
+
 _TEAMS = {team.name: team for team in TEAMS}
 SANDBOX = "sandbox"
 """Namespace of a pod that belongs to no queue and no team, because its labels name no queue."""

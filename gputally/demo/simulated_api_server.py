@@ -4,6 +4,9 @@ The programs that write pods in a real cluster are played here: the controllers 
 scheduler, which binds pods and takes GPUs from them, the kubelets, which say how pods ended, and the taint manager.
 They write what the real ones write.
 
+Some training jobs write checkpoints (`cluster_and_workload.saves`). They say so as jobs do that report epochs: the
+first pod is annotated with the number and the time of the newest one.
+
 While a gang waits, it has as few pods as its GPUs need. How many there are in the end is decided when it starts."""
 
 from __future__ import annotations
@@ -13,16 +16,18 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from operator import itemgetter
 from typing import Any, Final
 
+from accountant.ledger.protocols import EPOCH_KEY
 from fairshare.simulator.simulation_model import (
     Event,
     OutageBegan,
+    Rules,
     SimulatedJob,
     SimulatedNodeSpec,
     Started,
     Stopped,
     slots_of,
 )
-from gputally.demo.cluster_and_workload import labels_of
+from gputally.demo.cluster_and_workload import labels_of, saves
 from gputally.demo.played_scheduler import player, pod_marks
 from gputally.demo.simulated_pods import (
     WORKLOADS,
@@ -38,6 +43,8 @@ from gputally.kubernetes.objects import NODE, POD, Api, Kind, micro_time
 from gputally.kubernetes.pod_stops import DISRUPTION, PREEMPTION
 
 NAMESPACE: Final = Kind("v1", "Namespace", "namespaces", status=False)
+RULES: Final = Rules()
+"""The rules of the demo's scheduler, which says when checkpoints are written."""
 _Pod = dict[str, Any]
 
 
@@ -55,14 +62,21 @@ class SimulatedApiServer:
             self._largest |= Counter(slot.flavour.shape for slot in slots_of(node))
         self._pods: dict[str, list[_Pod]] = {}
         """The pods of each job that waits or runs, by rank."""
+        self._saved: dict[str, int] = {}
+        """The number of checkpoints that each job wrote in the attempts before."""
+        self._saving: dict[str, int] = {}
+        """When each running job that writes checkpoints began to work."""
 
     def api(self) -> Api:
         """Return a client of the server."""
         return self._cluster.api()
 
-    def apply(self, submitted: Sequence[SimulatedJob], events: Sequence[Event], watch: Callable[[], None]) -> None:
-        """Apply the submissions and the events of a span in the order of time. watch: lets whoever watches the server
-        read the changes. It is called often enough, because the server forgets old changes."""
+    def apply(
+        self, until_ms: int, submitted: Sequence[SimulatedJob], events: Sequence[Event], watch: Callable[[], None]
+    ) -> None:
+        """Apply the submissions and the events of a span in the order of time. until_ms: the end of the span. watch:
+        lets whoever watches the server read the changes. It is called often enough, because the server forgets old
+        changes."""
         struck: dict[int, set[str]] = {}
         for event in events:
             if isinstance(event, OutageBegan):
@@ -78,6 +92,9 @@ class SimulatedApiServer:
                 self._stop(one, struck.get(at_ms, set()))
             if number % _OFTEN == 0:
                 watch()
+        for name in self._saving:
+            if self._save(name, until_ms):
+                self._cluster.load(self._pods[name][:1])
         watch()
 
     def _create(self, job: SimulatedJob, attempt: int, at_ms: int) -> None:
@@ -127,12 +144,28 @@ class SimulatedApiServer:
                 "containerStatuses": [{"name": "main", "state": {"running": {"startedAt": at}}}],
             }
         self._cluster.load(pods)
+        if saves(job):
+            self._saving[job.id] = start.at_ms + (RULES.restart_ms if start.attempt > 1 else 0)
+
+    def _save(self, name: str, until_ms: int) -> int:
+        """Annotate the first pod of a running job with its last checkpoint up to `until_ms`. Return the number of
+        checkpoints of this attempt."""
+        since_ms = self._saving[name]
+        written = max(0, until_ms - since_ms) // RULES.checkpoint_ms
+        if written:
+            number = self._saved.get(name, 0) + written
+            at = micro_time(since_ms + written * RULES.checkpoint_ms)
+            self._pods[name][0]["metadata"]["annotations"] = {EPOCH_KEY: f"{number}@{at}"}
+        return written
 
     def _stop(self, stop: Stopped, struck: Set[str]) -> None:
         """Say how the pods ended, and delete them; a job that has not finished gets new ones.
 
         struck: the nodes and GPUs that failed at this time."""
         at = micro_time(stop.at_ms)
+        if stop.job.id in self._saving:
+            self._saved[stop.job.id] = self._saved.get(stop.job.id, 0) + self._save(stop.job.id, stop.at_ms)
+            del self._saving[stop.job.id]
         pods = self._pods.pop(stop.job.id)
         for pod, (node, slots) in zip(pods, slots_by_rank(stop.slots), strict=True):
             finished = stop.reason == "finished"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from accountant.inventory.kubernetes_inventory import ClusterInventory
 from agent.wire import PodFacts
@@ -23,7 +24,7 @@ from fairshare.simulator.simulation_model import (
 from gputally.base.clock import VirtualClock
 from gputally.base.pod_stop import PodStop
 from gputally.demo.played_scheduler import pod_marks, queue_ref
-from gputally.demo.simulated_api_server import SimulatedApiServer
+from gputally.demo.simulated_api_server import RULES, SimulatedApiServer
 from gputally.demo.simulated_machines import pods_of
 
 NODES = [SimulatedNodeSpec(name, tuple(GpuSpec(f"{name}-{i}", "A100") for i in range(4)), "p") for name in ("n1", "n2")]
@@ -35,6 +36,7 @@ STARTED = Started(2_000, JOB, SLOTS, 1, JOB.submit_ms)
 class Site:
     def __init__(self) -> None:
         self.clock = VirtualClock(0)
+        self.epochs: list[tuple[int, int]] = []
         self.server = SimulatedApiServer(NODES, ["vision", "llm"])
         self.inventory = ClusterInventory(self.server.api(), self.clock, "demo")
         self.inventory.sync()
@@ -42,10 +44,11 @@ class Site:
     def told(self, until_ms: int, submitted: Sequence[SimulatedJob], *events: Event) -> dict[str, PodFacts]:
         """What the inventory has newly read of each pod, by uid."""
         self.clock.advance_to(until_ms)
-        self.server.apply(submitted, events, self.inventory.follow)
-        found = {fact.uid: fact for _, fact in self.inventory.read(until_ms).pods}
+        self.server.apply(until_ms, submitted, events, self.inventory.follow)
+        read = self.inventory.read(until_ms)
+        self.epochs += [(one.epoch, one.at_ms) for one in read.epochs]
         self.inventory.taken()
-        return found
+        return {fact.uid: fact for _, fact in read.pods}
 
 
 def stopped(reason: str, **why: object) -> Stopped:
@@ -72,6 +75,25 @@ def test_the_pods_that_start_are_those_that_waited_and_those_that_the_agents_see
         seen = of_agents[uid].facts
         for name in ("namespace", "name", "node", "workload", "queue_ref", "requests", "created_ms", "scheduled_ms"):
             assert getattr(pod, name) == getattr(seen, name), name
+
+
+def test_a_large_training_job_reports_its_checkpoints_and_goes_on_counting_after_a_stop() -> None:
+    site, half_h = Site(), RULES.checkpoint_ms
+    site.told(3_000, [JOB], STARTED)
+    site.told(3_000 + half_h, [])
+    assert site.epochs == [(1, STARTED.at_ms + half_h)]
+    stop = replace(stopped("reclaimed", for_queue="llm", for_job="llm-sft-2"), at_ms=STARTED.at_ms + 2 * half_h + 1)
+    site.told(stop.at_ms + 1_000, [], stop)
+    again = replace(STARTED, at_ms=stop.at_ms + 60_000, attempt=2, queued_ms=stop.at_ms)
+    site.told(again.at_ms + RULES.restart_ms + half_h, [], again)
+    assert site.epochs[1:] == [(2, STARTED.at_ms + 2 * half_h), (3, again.at_ms + RULES.restart_ms + half_h)]
+
+
+def test_a_small_job_reports_no_checkpoint() -> None:
+    site, small = Site(), replace(JOB, gpus=3)
+    site.told(3_000, [small], replace(STARTED, job=small, slots=SLOTS[:3]))
+    site.told(RULES.checkpoint_ms * 3, [])
+    assert site.epochs == []
 
 
 def test_who_reclaimed_its_gpus_is_said_and_the_job_waits_again() -> None:
