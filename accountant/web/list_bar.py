@@ -71,13 +71,16 @@ class ListParams(WhereParams):
     @model_validator(mode="before")
     @classmethod
     def _without_empty(cls, given: Any) -> Any:
-        """Leaves out what the form sends empty, and the second of two equal groupings."""
+        """Leaves out what the form sends empty, and the second of two equal groupings. An empty value of a filter is
+        one: what has no name."""
         if not isinstance(given, Mapping):
             return given
         whole: dict[str, Any] = {}
         for name, value in given.items():
             filled = [one for one in value if one != ""] if isinstance(value, list) else value
-            if name == "by" or filled not in ("", []):
+            if _is_filter(name):
+                whole[name] = value
+            elif name == "by" or filled not in ("", []):
                 whole[name] = filled
         if "by" in whole:
             parts = split_at_commas(whole["by"])
@@ -276,7 +279,7 @@ class Bar:
         version writes it."""
         items = request.query_params.multi_items()
         repeated = [name for name, _ in items if name in ("by", "columns")]
-        empty = any(not value for name, value in items if name != "by")
+        empty = any(not value for name, value in items if name != "by" and not _is_filter(name))
         earlier = any(name == "reverse" or (name == "sort" and value.startswith("-")) for name, value in items)
         return (
             not empty
@@ -351,6 +354,12 @@ class GroupedBar(Bar):
         order = _order(self.params.sort) if self.params.sort else None
         return None if order is not None and _is_dimension(order.column) and order.column not in self.by else order
 
+    def nameless(self, dimension: Dimension) -> str:
+        """The address of what has no name of this dimension: whose it is, and how much of it nobody held."""
+        parts = tuple(part for part in _PARTS if part not in (dimension, *self.params.where))[:2]
+        where = {**self.params.where, dimension: ("",)}
+        return self.url(where=where, by=parts, columns=("allocated", "unallocated", "cost"), across=None, sort=None)
+
     @property
     def heads(self) -> ListOrder:
         return ListOrder(self.url, self.sort or self.usual, _is_dimension)
@@ -362,6 +371,14 @@ class GroupedBar(Bar):
             tuple(Choice(name, title, name == level) for name, title in (("", "–"), *self.titles.items()))
             for level in chosen
         )
+
+
+_PARTS: Final[tuple[Dimension, ...]] = ("namespace", "job", "team", "gpu_model")
+"""What lines without a name are divided by, two at a time."""
+
+
+def _is_filter(name: str) -> bool:
+    return name.startswith("where.")
 
 
 def _is_dimension(name: str) -> bool:

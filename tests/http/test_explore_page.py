@@ -408,8 +408,15 @@ def test_without_an_order_rows_are_in_that_of_a_column_which_is_shown_and_marked
 
 def test_time_that_nobody_held_is_apart_in_the_row_without_a_name(client: TestClient) -> None:
     page = client.get(f"/explore?{SPAN}&by=user&columns=cost").text
-    (row,) = [row for row in re.findall(r"<tr>.*?</tr>", page, re.DOTALL) if re.search(r"<th[^>]*>–</th>", row)]
+    (row,) = [row for row in re.findall(r"<tr>.*?</tr>", page, re.DOTALL) if re.search(r"<th[^>]*><a [^>]*>–</a>", row)]
     assert re.search(r"<span[^>]*>not held<", row)
+    (address,) = re.findall(r'<a href="([^"]*)"[^>]*>–<', row)
+    parts = client.get(unescape(address), follow_redirects=False)
+    assert parts.status_code == 200
+    assert "User: –" in parts.text
+    assert "/explore.csv" in parts.text
+    lines = table(client, f"/explore.csv?{SPAN}&by=user,namespace&where.user=&columns=unallocated")
+    assert {line["user"] for line in lines if line["record"] == "line"} == {""}
     assert not re.search(r"<span[^>]*>not held<", client.get(f"/explore?{SPAN}&by=team&columns=cost").text)
 
 
