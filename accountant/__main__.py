@@ -33,7 +33,7 @@ COMMANDS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("server_commands", ("clock", "backup", "restore", "backups")),
     ("bookkeeping_commands", ("deliveries",)),
     ("server_commands", ("serve",)),
-    ("usage_commands", ("usage", "cost", "budgets", "guarantees", "check")),
+    ("usage_commands", ("usage", "cost", "waits", "budgets", "guarantees", "check")),
     ("server_commands", ("token",)),
     ("token_secrets_command", ("install",)),
     ("assistant_command", ("mcp",)),

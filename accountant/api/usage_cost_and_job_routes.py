@@ -58,7 +58,7 @@ from accountant.ledger.protocols import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport,
 from accountant.ledger.usage import EarlierSpan, coverage
 from accountant.reports.figure_formatting import age_note
 from accountant.wire import window_decays
-from accountant.wire.option_types import JOB_ORDERS, JobKind, JobState
+from accountant.wire.option_types import JOB_ORDERS, JobKind, JobState, WaitGroup
 from accountant.wire.policy_models import Decision, Measure, UsageWindow, WindowKind, WindowSpec
 from accountant.wire.usage_cost_and_job_models import (
     BudgetState,
@@ -72,6 +72,8 @@ from accountant.wire.usage_cost_and_job_models import (
     QueueGuarantee,
     UsageAnswer,
     UsageLine,
+    WaitLine,
+    WaitSpread,
 )
 from gputally.base.money import exact_sum
 from gputally.base.near_names import nearest, shown
@@ -245,34 +247,8 @@ def _weights(texts: Sequence[str]) -> dict[str, Decimal]:
 wait_router = APIRouter(tags=["usage"])
 
 
-class WaitSpread(Model):
-    """Statistics of waiting times, in seconds. pods: number of pods whose wait is known; without any, the rest is
-    null."""
-
-    pods: int
-    median: float | None
-    p95: float | None
-    longest: float | None
-
-
-class WaitLine(Model):
-    """How long the pods of one group waited.
-
-    queued: from creation until scheduling.
-    starting: from scheduling until the start of the first container.
-    waiting: number of pods that are not scheduled yet; their wait so far is part of `queued`. None: unknown.
-    note: why `waiting` is unknown or only a lower bound; "" if it is known."""
-
-    key: str
-    pods: int
-    waiting: int | None
-    queued: WaitSpread
-    starting: WaitSpread
-    note: str = ""
-
-
 class WaitParams(SpanParams):
-    by: Literal["team", "queue", "namespace"] = Field(default="queue", description="The dimension of the lines.")
+    by: WaitGroup = Field(default="queue", description="The dimension of the lines.")
     cluster: str | None = Field(
         default=None, min_length=1, max_length=253, description="Only pods of this cluster; default: all clusters."
     )
@@ -309,9 +285,10 @@ def waits(params: Annotated[WaitParams, Query()], deps: AppDeps, principal: Read
 
 def _wait_spread(statistics: WaitStatistics) -> WaitSpread:
     if not statistics.pods:
-        return WaitSpread(pods=0, median=None, p95=None, longest=None)
+        return WaitSpread(pods=0, mean=None, median=None, p95=None, longest=None)
     return WaitSpread(
         pods=statistics.pods,
+        mean=statistics.mean_ms / 1000,
         median=statistics.median_ms / 1000,
         p95=statistics.p95_ms / 1000,
         longest=statistics.longest_ms / 1000,

@@ -60,9 +60,11 @@ class PodWait:
 
 @dataclass(frozen=True, slots=True)
 class WaitStatistics:
-    """Statistics of `pods` waits: median, 95th percentile (nearest rank) and longest, in milliseconds."""
+    """Statistics of `pods` waits: mean (rounded down), median, 95th percentile (nearest rank) and longest, in
+    milliseconds."""
 
     pods: int
+    mean_ms: int
     median_ms: int
     p95_ms: int
     longest_ms: int
@@ -114,8 +116,8 @@ def wait_statistics(waits: Iterable[int | None]) -> WaitStatistics:
     """Statistics of the known waits; zeros if there are none."""
     known = sorted(wait for wait in waits if wait is not None)
     if not known:
-        return WaitStatistics(0, 0, 0, 0)
-    return WaitStatistics(len(known), _rank(known, 50), _rank(known, 95), known[-1])
+        return WaitStatistics(0, 0, 0, 0, 0)
+    return WaitStatistics(len(known), sum(known) // len(known), _rank(known, 50), _rank(known, 95), known[-1])
 
 
 def _rank(ordered: Sequence[int], percent: int) -> int:

@@ -41,6 +41,7 @@ from accountant.wire.usage_cost_and_job_models import (
     GuaranteesAnswer,
     SpanBefore,
     UsageAnswer,
+    WaitLine,
 )
 from gputally.base.money import exact_sum, minor_places
 from gputally.base.number_format import NOTHING, hours, percent
@@ -455,6 +456,32 @@ def guarantees(answer: GuaranteesAnswer, zone: ZoneInfo) -> Table:
         ),
         may_drop=("GPU model",),
     )
+
+
+def waits(lines: Sequence[WaitLine], by: str) -> Table:
+    """A table of how long the pods of each group waited, the longest mean first; unknown waits come last."""
+    shown = sorted(lines, key=lambda line: (line.queued.mean is None, -(line.queued.mean or 0), line.key))
+    notes = dict.fromkeys(line.note for line in lines if line.note)
+    return table(
+        "Waits in queues, hours",
+        [by, *figures("pods", "waiting now", "mean", "median", "95 %", "longest", "to start")],
+        (
+            (
+                NAMES.get(line.key, line.key),
+                f"{line.pods:,}",
+                NOTHING if line.waiting is None else f"{line.waiting:,}",
+                *(_of_seconds(getattr(line.queued, name)) for name in ("mean", "median", "p95", "longest")),
+                _of_seconds(line.starting.mean),
+            )
+            for line in shown
+        ),
+        caption="\n".join([*notes, "to start: mean from the place on a node to the first container"]),
+        may_drop=("to start", "longest"),
+    )
+
+
+def _of_seconds(seconds: float | None) -> str:
+    return NOTHING if seconds is None else f"{seconds / 3_600:,.2f}"
 
 
 def _gpus(count: Decimal) -> str:

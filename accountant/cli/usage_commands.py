@@ -1,4 +1,4 @@
-"""Runs `usage`, `cost`, `budgets`, `guarantees`, `check`, `jobs` and `nodes`.
+"""Runs `usage`, `cost`, `waits`, `budgets`, `guarantees`, `check`, `jobs` and `nodes`.
 
 A job can be named as the table
 shows it or by a suffix of that name; the full id is needed only if the suffix is ambiguous."""
@@ -28,7 +28,7 @@ from accountant.cli.connection_options import (
     print_answer,
     write_binary,
 )
-from accountant.wire.option_types import JOB_ORDERS, NODE_ORDERS, ORDER_HELP, JobKind, JobState
+from accountant.wire.option_types import JOB_ORDERS, NODE_ORDERS, ORDER_HELP, JobKind, JobState, WaitGroup
 from gputally.base.command_options import refuse_ignored, with_option_groups
 from gputally.base.command_output import Output, show
 
@@ -68,6 +68,26 @@ def cost(output: Printed = "table", *, wanted: Grouping, at: Priced) -> None:
     with at.connection() as remote:
         found = remote.whole(CostAnswer, "/v1/cost", _query(wanted, at.timezone))
     print_cost(output, grouped_lines.cost_lines(found, wanted, order), wanted.limit, at.zone)
+
+
+@app.command()
+@with_option_groups
+def waits(
+    by: Annotated[WaitGroup, Option(help="The dimension of the lines.")] = "queue",
+    start: Start = None,
+    end: End = None,
+    cluster: Annotated[str | None, Option(help="Only pods of this cluster (default: all clusters).")] = None,
+    output: Printed = "table",
+    *,
+    at: ZonedLedger,
+) -> None:
+    """Show how long pods waited in their queues: mean, median, 95th percentile and longest."""
+    from accountant.cli import terminal_tables
+    from accountant.wire.usage_cost_and_job_models import WaitLine
+
+    span: Query = {"start": start, "end": end, "timezone": at.timezone, "cluster": cluster}
+    found = at.ask(tuple[WaitLine, ...], "/v1/waits", {**span, "by": by})
+    print_answer(output, found, lambda lines: terminal_tables.waits(lines, by))
 
 
 @app.command()

@@ -84,6 +84,7 @@ NODE_ORDERS: Final = Orders(
 ORDER_HELP: Final = (
     "The column to sort by, as cost, cost:desc or cost:asc; alone, names begin with A and figures with the largest."
 )
+WaitGroup = Literal["team", "queue", "namespace"]
 JobKind = Literal["notebook", "service", "batch"]
 """notebook: somebody works in it. service: it runs until it is deleted. batch: it ends by itself, as training does."""
 

@@ -190,6 +190,33 @@ class CostAnswer(Model):
     note: str = ""
 
 
+class WaitSpread(Model):
+    """Statistics of waiting times, in seconds. pods: number of pods whose wait is known; without any, the rest is
+    null."""
+
+    pods: int
+    mean: float | None
+    median: float | None
+    p95: float | None
+    longest: float | None
+
+
+class WaitLine(Model):
+    """How long the pods of one group waited.
+
+    queued: from creation until scheduling.
+    starting: from scheduling until the start of the first container.
+    waiting: number of pods that are not scheduled yet; their wait so far is part of `queued`. None: unknown.
+    note: why `waiting` is unknown or only a lower bound; "" if it is known."""
+
+    key: str
+    pods: int
+    waiting: int | None
+    queued: WaitSpread
+    starting: WaitSpread
+    note: str = ""
+
+
 class BudgetState(Model):
     """A budget of the policy in force, and the part of it that the month has used up to as_of_ms.
 

@@ -34,6 +34,8 @@ from accountant.wire.usage_cost_and_job_models import (
     JobsAnswer,
     UsageAnswer,
     UsageLine,
+    WaitLine,
+    WaitSpread,
 )
 from gputally.base.terminal import draw
 from tests.exports.format_cases import cases_of
@@ -418,3 +420,17 @@ def test_the_total_of_a_search_is_that_of_what_it_finds_and_an_unknown_cost_come
     out = capsys.readouterr().out
     assert "2 more" in out
     assert "nlp" not in out
+
+
+def test_waits_are_listed_with_their_mean_and_the_longest_first(capsys):
+    def line(key: str, mean: float | None) -> WaitLine:
+        spread = WaitSpread(pods=3, mean=mean, median=mean, p95=mean, longest=mean)
+        return WaitLine(key=key, pods=3, waiting=None, queued=spread, starting=spread, note="no API server")
+
+    draw(terminal_tables.waits([line("a", 1_800.0), line("b", None), line("c", 9_000.0)], "queue"))
+    rows = [text.split() for text in capsys.readouterr().out.splitlines()]
+    assert [row[:4] for row in rows if row and row[0] in "abc"] == [
+        ["c", "3", "–", "2.50"],
+        ["a", "3", "–", "0.50"],
+        ["b", "3", "–", "–"],
+    ]

@@ -311,7 +311,7 @@ def test_waits_are_shown_of_ones_own_teams(accountant):
     ]
     span = {"start": NOW_MS - 3_600_000, "by": "team"}
     (line,) = running.client.get("/v1/waits", params=span, headers=bearer("lead")).json()
-    five, two = ({"pods": 1, "median": s, "p95": s, "longest": s} for s in (5.0, 2.0))
+    five, two = ({"pods": 1, "mean": s, "median": s, "p95": s, "longest": s} for s in (5.0, 2.0))
     note = line.pop("note")
     assert "kubernetes.inventory" in note, "nobody reads pods that are on no node"
     assert line == {"key": "vision", "pods": 1, "waiting": None, "queued": five, "starting": two}
@@ -320,7 +320,7 @@ def test_waits_are_shown_of_ones_own_teams(accountant):
     there = {**span, "cluster": "staging"}
     (alone,) = running.client.get("/v1/waits", params=there, headers=scoped("read")).json()
     assert alone == everything[0]
-    assert alone["starting"] == {"pods": 0, "median": None, "p95": None, "longest": None}
+    assert alone["starting"] == {"pods": 0, "mean": None, "median": None, "p95": None, "longest": None}
 
 
 def test_how_many_pods_wait_is_unknown_where_no_api_server_says_it(accountant):

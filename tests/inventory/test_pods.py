@@ -142,7 +142,7 @@ def test_percentiles_are_waits_that_happened(waits):
     known = sorted(wait for wait in waits if wait is not None)
     found = wait_statistics(waits)
     if not known:
-        assert found == WaitStatistics(0, 0, 0, 0)
+        assert found == WaitStatistics(0, 0, 0, 0, 0)
         return
     assert found.pods == len(known)
     assert {found.median_ms, found.p95_ms} <= set(known)
