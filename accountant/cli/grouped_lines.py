@@ -57,13 +57,13 @@ def _order(wanted: Grouping, figures: Mapping[str, Any]) -> Order | None:
 def usage_lines(answer: UsageAnswer, wanted: Grouping, order: Order | None) -> UsageAnswer:
     """The answer with the lines that the search leaves, sorted."""
     found = _found(answer.lines, wanted.search)
-    return answer.model_copy(update={"lines": _sorted(found, order, _OF_USAGE, "held")})
+    return answer.model_copy(update={"lines": _sorted(found, order, _OF_USAGE, ("held",))})
 
 
 def cost_lines(answer: CostAnswer, wanted: Grouping, order: Order | None) -> CostAnswer:
     """The answer with the lines that the search leaves, sorted, and their totals."""
     found = _found(answer.lines, wanted.search)
-    changed: dict[str, Any] = {"lines": _sorted(found, order, _OF_COST, "cost")}
+    changed: dict[str, Any] = {"lines": _sorted(found, order, _OF_COST, ("cost", "gpu_hours"))}
     if wanted.search:
         costs = [line.cost for line in found]
         changed["total"] = exact_sum(cost for cost in costs if cost is not None) if None not in costs else None
@@ -86,7 +86,10 @@ def _found(lines: tuple[Line, ...], search: str) -> tuple[Line, ...]:
 
 
 def _sorted(
-    lines: tuple[Line, ...], order: Order | None, figures: Mapping[str, Callable[[Line], Figure]], usual: str
+    lines: tuple[Line, ...],
+    order: Order | None,
+    figures: Mapping[str, Callable[[Line], Figure]],
+    usual: tuple[str, ...],
 ) -> tuple[Line, ...]:
     """The lines in an order. Names of days and hours sort by time, and what is unknown comes last."""
 
@@ -97,7 +100,8 @@ def _sorted(
     found = sorted(
         lines,
         key=lambda line: (
-            *(value for name, value in line.key.items() if name in OF_TIME), *size(line, usual), *line.key.values(),
+            *(value for name, value in line.key.items() if name in OF_TIME), *(size(line, name) for name in usual),
+            *line.key.values(),
         ),
     )  # fmt: skip
     if order is None:

@@ -92,14 +92,14 @@ class GpuErrors:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ExporterPage:
     """The figures of an exporter's page, and the errors by the uuid of the GPU."""
 
     ratios: Ratios
     errors: Mapping[str, GpuErrors]
 
 
-def read(text: str) -> Page:
+def read(text: str) -> ExporterPage:
     """Parse an exporter's metrics page, and leave out implausible samples. Raises ValueError if the text is no metrics
     page."""
     found: dict[Place, dict[Field, float]] = {}
@@ -110,7 +110,7 @@ def read(text: str) -> Page:
     for place, field, ratio in _ratios(samples):
         values = found.setdefault(place, {})
         values[field] = max(values.get(field, 0.0), ratio)
-    return Page(found, _errors(samples))
+    return ExporterPage(found, _errors(samples))
 
 
 def _errors(samples: Iterable[Sample]) -> dict[str, GpuErrors]:
@@ -181,7 +181,7 @@ class Exporter:
         self._fetch = fetch
         self._clock = clock
         self._lock = threading.Lock()
-        self._page: Page | None = None
+        self._page: ExporterPage | None = None
         self._read_ms: int | None = None
         self._failure = "not read yet"
         self._took_ms = 0
@@ -208,7 +208,7 @@ class Exporter:
         self._failures = 0
         return PERIOD_MS
 
-    def latest(self) -> tuple[Page | None, str, int]:
+    def latest(self) -> tuple[ExporterPage | None, str, int]:
         """Return the exporter's last page (None once it is too old), why the last scrape failed ("" if it
         succeeded), and the duration of the last successful scrape in milliseconds."""
         with self._lock:
@@ -269,7 +269,7 @@ class DcgmReader:
         )
         return GpuReadings(devices, failure, took_ms=took_ms)
 
-    def _condition(self, uuid: str, page: Page | None, failure: str) -> DeviceCondition:
+    def _condition(self, uuid: str, page: ExporterPage | None, failure: str) -> DeviceCondition:
         """Return the errors of a GPU. page: None if the exporter does not answer."""
         if page is None:
             return self._errors[uuid].condition(None, f"dcgm-exporter: {failure or 'its page is too old'}")

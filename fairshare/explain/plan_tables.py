@@ -86,13 +86,13 @@ def division_table(case: DivisionProblem, division: Division) -> RenderableType:
 def steps_table(case: DivisionProblem, division: Division) -> RenderableType:
     """Render every round of the over-quota phase with its numbers, then the remainders."""
     tables: list[RenderableType] = []
-    rest = titled_table(f"Remainders, {case.resource}", ("of", "queue"), ("given", "rest"))
+    rest = titled_table(f"\nRemainders, {case.resource}", ("of", "queue"), ("given", "rest"))
     for step in division.steps:
         of = f"{step.parent or 'roots'}, priority {step.priority}"
         if not isinstance(step, DivisionRound):
             rest.add_row(of, step.queue, number(step.given, 6), number(step.fraction, 6))
             continue
-        title = f"{of}, round {step.number}: {number(step.pool, 6)} {case.resource} to divide"
+        title = f"\n{of}, round {step.number}: {number(step.pool, 6)} {case.resource} to divide"
         drawn = titled_table(title, ("queue",), (*HISTORY, "offered", "given", "rest"))
         for offer in step.offers:
             drawn.add_row(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from operator import itemgetter
 from typing import Any, Final
 
+from accountant.core.periods import utc
 from accountant.ledger.protocols import EPOCH_KEY
 from fairshare.simulator.simulation_model import (
     Event,
@@ -154,7 +155,7 @@ class SimulatedApiServer:
         written = max(0, until_ms - since_ms) // RULES.checkpoint_ms
         if written:
             number = self._saved.get(name, 0) + written
-            at = micro_time(since_ms + written * RULES.checkpoint_ms)
+            at = utc(since_ms + written * RULES.checkpoint_ms)
             self._pods[name][0]["metadata"]["annotations"] = {EPOCH_KEY: f"{number}@{at}"}
         return written
 

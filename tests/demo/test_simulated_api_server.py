@@ -82,7 +82,7 @@ def test_a_large_training_job_reports_its_checkpoints_and_goes_on_counting_after
     site.told(3_000, [JOB], STARTED)
     site.told(3_000 + half_h, [])
     assert site.epochs == [(1, STARTED.at_ms + half_h)]
-    stop = replace(stopped("reclaimed", for_queue="llm", for_job="llm-sft-2"), at_ms=STARTED.at_ms + 2 * half_h + 1)
+    stop = replace(stopped("reclaimed", for_queue="llm", for_job="llm-sft-2"), at_ms=STARTED.at_ms + 2 * half_h)
     site.told(stop.at_ms + 1_000, [], stop)
     again = replace(STARTED, at_ms=stop.at_ms + 60_000, attempt=2, queued_ms=stop.at_ms)
     site.told(again.at_ms + RULES.restart_ms + half_h, [], again)
