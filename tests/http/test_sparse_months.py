@@ -317,7 +317,7 @@ LISTED: Final[Mapping[str, tuple[str, ...] | None]] = {
         ("months", "proposals", "corrections", "adjustments", "prices", "gpus", "backups", "deliveries", "check",
          "budgets", "guarantees"), ()
     ),
-    **dict.fromkeys(("usage", "cost", "jobs", "nodes"), ("--start", MONTH, "--end", "2027-01-01")),
+    **dict.fromkeys(("usage", "cost", "waits", "jobs", "nodes"), ("--start", MONTH, "--end", "2027-01-01")),
     "report": (MONTH, "--format", "csv"), "changes": (MONTH,),
     "credit": ("node-1", "--start", MONTH, "--end", "2026-12-02"),
     **dict.fromkeys(
