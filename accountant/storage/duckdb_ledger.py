@@ -63,7 +63,15 @@ from accountant.storage.folder_or_object_store import FileStore
 from accountant.storage.gpu_lifetimes import retired_devices, retirement_act, retirement_ends
 from accountant.storage.ledger_state import State
 from accountant.storage.read_snapshot import Snapshot, misdated_items
-from accountant.storage.record_archive import Archive, ArchivePart, groups, marks_of, take_rest, take_whole
+from accountant.storage.record_archive import (
+    Archive,
+    ArchivePart,
+    groups,
+    marks_of,
+    take_newer_views,
+    take_rest,
+    take_whole,
+)
 from accountant.storage.retention import Fetched, Needs
 from accountant.storage.transactions import WAL_BYTES, Transactions
 from accountant.storage.write import inventory_and_journal_tables, record_columns
@@ -247,6 +255,8 @@ class Offsite(Transactions):
             if behind:
                 take_whole(cursor, archive, part)
                 self._commit(cursor, known)
+            elif take_newer_views(cursor, archive, part):
+                self._commit(cursor, known, beside=True)
         self._reread()
 
     def _heal(self, archive: Archive, part: ArchivePart, fetched: Fetched) -> None:

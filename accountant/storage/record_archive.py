@@ -342,6 +342,22 @@ def take_whole(cursor: Cursor, archive: Archive, part: ArchivePart) -> None:
         cursor.run(f"INSERT INTO {table} FROM read_parquet(?)", [files[table]])
 
 
+def take_newer_views(cursor: Cursor, archive: Archive, part: ArchivePart) -> bool:
+    """Take the views of a part that were saved later than any of the ledger, which shows by itself that the part is
+    newer. Returns whether there are any."""
+    ((last,),) = cursor.run("SELECT coalesce(max(at_ms), -1) FROM saved_view")
+    parameters = {"file": archive.tables(part)["saved_view"], "last": last}
+    if not cursor.run("FROM read_parquet($file) WHERE at_ms > $last", parameters):
+        return False
+    cursor.run(
+        "DELETE FROM saved_view WHERE (owner, name) IN "
+        "(SELECT (owner, name) FROM read_parquet($file) WHERE at_ms > $last)",
+        parameters,
+    )
+    cursor.run("INSERT INTO saved_view FROM read_parquet($file) WHERE at_ms > $last", parameters)
+    return True
+
+
 def take_rest(cursor: Cursor, archive: Archive, part: ArchivePart) -> None:
     """Replay everything in a part of the archive except its rows and the registers of `take_whole`."""
     files = archive.tables(part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from contextlib import closing
 
 import pytest
@@ -100,6 +101,28 @@ def test_views_outlive_the_ledgers_volume(tmp_path):
         assert ledger.archive(NOW_MS) is not None
     with closing(open_ledger(fresh(tmp_path / "two.duckdb"), VirtualClock(NOW_MS), archive=archive)) as restored:
         assert restored.views("ada") == (SavedView("mine", VIEW),)
+
+
+def test_a_view_that_is_the_only_change_since_a_backup_is_restored_from_the_archive(tmp_path):
+    """No row and no act shows that the part is newer than the backup. Views of the backup stay, the newer one of a name
+    counts, also when it is opened again."""
+    archive = in_folder(tmp_path / "archive")
+    one, backup = fresh(tmp_path / "one.duckdb"), tmp_path / "backup.duckdb"
+    with closing(open_ledger(one, VirtualClock(NOW_MS), archive=archive)) as ledger:
+        deliver(ledger, NOW_MS, pod_minutes(rows=10))
+        for name in ("mine", "kept"):
+            ledger.save_view("ada", SavedView(name, "/jobs?start=1d"), NOW_MS)
+        assert ledger.archive(NOW_MS) is not None
+    shutil.copyfile(one, backup)
+    with closing(open_ledger(one, VirtualClock(NOW_MS), archive=archive)) as ledger:
+        ledger.save_view("ada", SavedView("mine", VIEW), NOW_MS + 1)
+        ledger.save_view("bo", SavedView("other", VIEW), NOW_MS + 2)
+        assert ledger.archive(NOW_MS + 3) is not None
+    for _ in range(2):
+        with closing(open_ledger(backup, VirtualClock(NOW_MS), archive=archive)) as restored:
+            assert restored.views("ada") == (SavedView("kept", "/jobs?start=1d"), SavedView("mine", VIEW))
+            assert restored.views("bo") == (SavedView("other", VIEW),)
+            restored.checkpoint()
 
 
 @pytest.mark.parametrize(
