@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Column, Table
+from rich.text import Text
 
 from accountant.cli.grouped_lines import NAMES
 from accountant.cli.terminal_tables import changed, compared_with, instant, noted_caption, priced_by
@@ -159,6 +160,7 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
                 ("state", job.state),
                 ("asks for", "" if job.asks_gpus is None else f"{job.asks_gpus:,} GPUs"),
                 ("created", NOTHING if job.created_ms is None else instant(job.created_ms, zone)),
+                ("waits since", "" if job.waiting_since_ms is None else instant(job.waiting_since_ms, zone)),
                 ("team", ", ".join(NAMES.get(team, team) for team in job.teams)),
                 ("queue", ", ".join(NAMES.get(queue, queue) for queue in job.queues)),
                 ("user", ", ".join(job.users)),
@@ -205,7 +207,7 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
     attempts = table(
         "Attempts",
         [*figures("no."), "started", "stopped", *figures("waited", "ran", "GPUs", "GPU-hours", "lost"),
-         Column("stopped by", overflow="fold"), Column("GPUs went to", overflow="fold")],
+         "stopped by"],
         (
             (
                 NOTHING if one.number is None else str(one.number),
@@ -216,19 +218,23 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
                 str(one.gpus),
                 hours(one.gpu_us),
                 NOTHING if one.lost_gpu_us is None else hours(one.lost_gpu_us),
-                _stopped_by(one),
-                ", ".join(_next_holder(taker, job.id) for taker in one.next_holders or ()) or NOTHING,
+                one.by or _ENDS[one.end],
             )
             for one in answer.attempts or ()
         ),
         caption=_UNKNOWN
         if answer.attempts is None
-        else "lost: GPU-hours since the last checkpoint; GPUs went to: who held them next, within half an hour"
-        + _left_out(answer.earlier_attempts),
-        may_drop=("lost", "GPUs", "no.", "waited", "ran", "GPU-hours"),
+        else "lost: GPU-hours since the last checkpoint" + _left_out(answer.earlier_attempts),
+        may_drop=("no.", "waited", "GPUs", "ran", "GPU-hours"),
     )  # fmt: skip
     is_told = answer.attempts is None or answer.attempts
-    return Group(facts, *([attempts] if is_told else []), prices, *([epochs] if answer.epochs else []))
+    stops = [
+        Text(f"{NOTHING if one.end_ms is None else instant(one.end_ms, zone)}: {'; '.join(told)}", overflow="fold")
+        for one in answer.attempts or ()
+        if (told := [*filter(None, [_stopped_by(one) if one.reason else ""]), *_went_to(one, job.id)])
+    ]
+    of_attempts: list[RenderableType] = [attempts, *stops] if is_told else []
+    return Group(facts, *of_attempts, prices, *([epochs] if answer.epochs else []))
 
 
 _UNKNOWN = "not known: this ledger has whole hours; ask the cluster's own accountant"
@@ -263,6 +269,12 @@ def _left_out(earlier: int | None) -> str:
     if earlier is None:
         return "; earlier attempts are not shown, and their number is not known"
     return f"; {earlier:,} earlier attempts are not shown" if earlier else ""
+
+
+def _went_to(one: JobAttempt, job: str) -> list[str]:
+    """Who held the GPUs of an attempt next, within half an hour; nothing if nobody is known."""
+    takers = ", ".join(_next_holder(taker, job) for taker in one.next_holders or ())
+    return [f"its GPUs went to {takers}"] if takers else []
 
 
 def _next_holder(taker: NextHolder, job: str) -> str:

@@ -22,7 +22,7 @@ import typer
 from accountant.__main__ import app
 from accountant.cli import grouped_lines, terminal_tables
 from accountant.cli.connection_options import Grouping
-from accountant.cli.job_tables import jobs_named, jobs_table
+from accountant.cli.job_tables import jobs_named, jobs_table, print_job
 from accountant.cli.report_command import before
 from accountant.composition import Service
 from accountant.exports.protocol import exports
@@ -31,7 +31,10 @@ from accountant.wire.usage_cost_and_job_models import (
     CostAnswer,
     CostLine,
     Job,
+    JobAnswer,
+    JobAttempt,
     JobsAnswer,
+    NextHolder,
     UsageAnswer,
     UsageLine,
     WaitLine,
@@ -294,6 +297,29 @@ def test_a_narrow_terminal_loses_columns_before_names_break(width, shown, droppe
         assert "2,961.60" in line
     assert "6,287 more" in " ".join(lines)
     assert bool(dropped) == ("not shown at this width" in " ".join(lines))
+
+
+def test_what_a_stop_lost_and_why_it_came_are_told_on_a_narrow_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    reason = "its queue holds more than its share, and the queue of the other workload less; " * 3
+    taker = NextHolder(job="prod~speech~Job~asr", team="speech", queue="speech", gpus=8, after_ms=0)
+    attempt = JobAttempt(
+        number=1, start_ms=0, end_ms=3_600_000, pods=1, nodes=("n1",), gpus=8, gpu_us=8 * HOUR_US, waited_ms=0,
+        end="preempted", by="a-scheduler", reason=reason, decision=None, decision_ms=None, lost_gpu_us=2 * HOUR_US,
+        next_holders=(taker,),
+    )  # fmt: skip
+    answer = JobAnswer(
+        start_ms=0, end_ms=7_200_000, currency="USD", price_book_version="1", job=_job(1), parts=(), epochs=(),
+        attempts=(attempt,), lost_gpu_us=2 * HOUR_US, known_lost_gpu_us=2 * HOUR_US,
+    )  # fmt: skip
+    draw(print_job(answer, ZoneInfo("UTC")))
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    (head,) = [line for line in out.splitlines() if "stopped by" in line]
+    (row,) = [line for line in out.splitlines() if line.rstrip().endswith("a-scheduler")]
+    assert row.index("2.0") + len("2.0") == head.index("lost") + len("lost")
+    assert " ".join(reason.split()) in " ".join(out.split())
+    assert "prod~speech~Job~asr (8)" in " ".join(out.split())
 
 
 def test_a_client_does_not_load_the_server(tmp_path, clock):
