@@ -11,7 +11,7 @@ from accountant.wire.policy_models import QueuePolicy
 from gputally.kubernetes.objects import GPU, Kind, Object
 
 
-class QueueStanding(Protocol):
+class QueueInReclaim(Protocol):
     """A queue as the scheduler compared it with another one: the GPUs that it holds, its quota and its fair share."""
 
     @property
@@ -50,7 +50,7 @@ class SchedulerPlayer(ABC):
     def queue_status(self, requested: float, allocated: float, not_preemptible: float) -> Mapping[str, Any]:
         """Return the status of a queue's object. not_preemptible: the allocated GPUs that cannot be taken."""
 
-    def reclaim_message(self, pod: str, claimant: str, _compared: Sequence[QueueStanding], /) -> str:
+    def reclaim_message(self, pod: str, claimant: str, _compared: Sequence[QueueInReclaim], /) -> str:
         """Return what the scheduler writes on a pod whose GPUs it takes.
 
         pod, claimant: each as NAMESPACE/NAME.

@@ -7,7 +7,7 @@ from typing import Any
 
 from accountant.wire.policy_models import QueuePolicy
 from fairshare.schedulers.kai.kinds import CONFIG, POD_GROUP, QUEUE, SHARD
-from fairshare.targets.scheduler_player import QueueStanding, SchedulerPlayer, amount
+from fairshare.targets.scheduler_player import QueueInReclaim, SchedulerPlayer, amount
 from gputally.kubernetes.objects import Object
 
 
@@ -34,12 +34,12 @@ class KaiPlayer(SchedulerPlayer):
             "allocatedNonPreemptible": amount(not_preemptible),
         }
 
-    def reclaim_message(self, pod: str, claimant: str, compared: Sequence[QueueStanding], /) -> str:
+    def reclaim_message(self, pod: str, claimant: str, compared: Sequence[QueueInReclaim], /) -> str:
         """Source: KAI-Scheduler pkg/scheduler/api/unschedule_info.go and actions/utils/action.go."""
         return "\n".join([super().reclaim_message(pod, claimant, compared), *map(_compared, compared)])
 
 
-def _compared(queue: QueueStanding) -> str:
+def _compared(queue: QueueInReclaim) -> str:
     held, quota, share = (
         f"<GPU: {gpus:g}, CPU: 0 (cores), memory: 0 (GB)>" for gpus in (queue.held, queue.quota, queue.share)
     )
