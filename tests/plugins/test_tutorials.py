@@ -15,11 +15,10 @@ from typing import NamedTuple
 import pytest
 
 from tests.docs.code_blocks import PAGES
+from tests.plugins.tutorial_packages import TUTORIALS, UV, write
 
 ROOT = Path(__file__).parents[2]
-_UV = shutil.which("uv") or str(Path(sys.executable).parent / "uv")
 MOST_LINES = 150
-TUTORIALS = sorted(page for page in PAGES if page.startswith("docs/plugins/"))
 EXAMPLES = ("datev",)
 DELIVERIES = """
 from pathlib import Path
@@ -100,7 +99,7 @@ def install_and_prove(folder: Path, site: Path, seam: str, name: str) -> set[tup
     """Install the package of the folder, which has a plug-in of this name, and run its tests. Returns seam and name of
     all plug-ins that are there."""
     subprocess.run(
-        [_UV, "pip", "install", "--quiet", "--no-deps", "--python", sys.executable, "--target", str(site), str(folder)],
+        [UV, "pip", "install", "--quiet", "--no-deps", "--python", sys.executable, "--target", str(site), str(folder)],
         check=True,
     )
     listed = json.loads(call(folder, site, "-m", "gputally", "plugins", "--output", "json"))
@@ -115,10 +114,7 @@ def install_and_prove(folder: Path, site: Path, seam: str, name: str) -> set[tup
 @pytest.mark.parametrize("page", TUTORIALS)
 def test_a_tutorial_builds_a_plugin_that_passes_the_suite(page: str, tmp_path: Path) -> None:
     folder, site = tmp_path / "package", tmp_path / "site"
-    folder.mkdir()
-    for block in PAGES[page]:
-        if block.words and "." in block.words[0]:
-            (folder / block.words[0]).write_text(block.text)
+    write(page, folder)
     assert lines_of_code(folder) <= MOST_LINES
     (tried,) = [block.text for block in PAGES[page] if block.words == ("tutorial",)]
     assert "gputally[testing]" in tried.partition("-m pytest")[0], "gputally alone does not install pytest"
