@@ -24,6 +24,9 @@ from accountant.history_import.import_run import Chunk
 from accountant.storage.write.batch_admission import fact_fault
 from gputally.base.prometheus_api import Prometheus
 from gputally.base.untrusted_text import is_name
+from tests.fake_scheduler import fake_scheduler as fake_scheduler
+
+pytestmark = pytest.mark.usefixtures("fake_scheduler")
 
 MINUTE = 60_000
 START = 1_790_812_800_000
@@ -343,12 +346,12 @@ def test_facts_name_queue_owner_and_labels_under_the_usual_rules():
         pods=({**mine, "node": "n1", "created_by_kind": "ReplicaSet", "created_by_name": "web-1"},),
         owners=({**mine, "owner_kind": "ReplicaSet", "owner_name": "web-1", "owner_is_controller": "true"},),
         upper_owners=({"namespace": "vision", "replicaset": "web-1", "owner_kind": "Deployment", "owner_name": "web"},),
-        pod_labels=({**mine, "label_kai_scheduler_queue": "vision", "label_team": "cv", "label_secret": "x"},),
+        pod_labels=({**mine, "label_fake_gputally_dev_queue": "vision", "label_team": "cv", "label_secret": "x"},),
         starts=((mine, START / 1000 - 5),),
     )
-    (node,) = histories(observed, scheduler="kai-scheduler", team_labels=("team",))
+    (node,) = histories(observed, scheduler="fake-scheduler", team_labels=("team",))
     (fact,) = node.facts
-    assert (fact.workload, fact.queue_ref, fact.requests) == ("Deployment/web", "kai:vision", {"nvidia.com/gpu": "2"})
+    assert (fact.workload, fact.queue_ref, fact.requests) == ("Deployment/web", "fake:vision", {"nvidia.com/gpu": "2"})
     assert (fact.labels, fact.scheduled_ms, fact.observed_ms) == ({"team": "cv"}, START - 5_000, SPAN[1])
     (unplaced,) = histories(observed)[0].facts
     assert (unplaced.queue_ref, unplaced.labels) == ("", {})
@@ -502,14 +505,14 @@ ODD = "a\x1b[2J\n" + "x" * 2_000
 def test_no_name_in_a_label_costs_anybody_hours():
     mine = {"namespace": ODD, "pod": ODD, "uid": ODD, "container": ODD}
     about = ({**mine, "node": "n1", "created_by_kind": ODD, "created_by_name": ODD},)
-    labels = ({**mine, "label_team": ODD, "label_kai_scheduler_queue": ODD},)
+    labels = ({**mine, "label_team": ODD, "label_fake_gputally_dev_queue": ODD},)
     observed = seen(
         requests=(series({**mine, "node": "n1", "resource": "nvidia_com_gpu"}), request("b")),
         busy=(gpu(0), gpu(1, modelName=ODD)), pods=about, pod_labels=labels,
     )  # fmt: skip
-    minutes, _ = held(observed, scheduler="kai-scheduler", team_labels=("team",))
+    minutes, _ = held(observed, scheduler="fake-scheduler", team_labels=("team",))
     assert sorted(minutes.values()) == [60, 60]
-    (node,) = histories(observed, scheduler="kai-scheduler", team_labels=("team",))
+    (node,) = histories(observed, scheduler="fake-scheduler", team_labels=("team",))
     assert [fact_fault(fact, 2**60) for fact in node.facts] == [None, None]
     assert all(is_name(text) for one in node.gpus for text in (one.uuid, one.model))
     assert all(is_name(hold.holder.name) for holds in node.holds.values() for hold in holds)
