@@ -47,7 +47,10 @@ from tests.fairshare.builders import (
 from tests.fairshare.conftest import Accountant, Capsys, Make
 from tests.fairshare.observations import pods_of
 from tests.fairshare.scheduler_kinds import KINDS
+from tests.plugin_cases import needs
 from tests.shared_files import shared
+
+pytestmark = needs("schedulers.kube-scheduler")
 
 
 @pytest.fixture

@@ -17,6 +17,9 @@ from tests.fairshare.builders import Failing, node_object, object_of, pod_object
 from tests.fairshare.conftest import NOW_MS, Accountant
 from tests.fairshare.observations import pods_of
 from tests.fairshare.scheduler_kinds import KINDS
+from tests.plugin_cases import needs
+
+pytestmark = needs("schedulers.kube-scheduler")
 
 TARGETS = {"kube_scheduler": {"mode": "extender"}}
 

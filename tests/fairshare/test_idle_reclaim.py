@@ -34,6 +34,9 @@ from tests.fairshare.observations import pods_of, reasons_of
 from tests.fairshare.preemption_cases import NOW_MS, gang, policy, situation
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.hypothesis_examples import examples
+from tests.plugin_cases import needs
+
+pytestmark = needs("schedulers.kube-scheduler")
 
 RULE: dict[str, Any] = {"mode": "enforce", "below": 0.05, "sustained": "2h", "grace": "30m"}
 RULES = policy({"a": 16}, idle=RULE)
