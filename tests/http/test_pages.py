@@ -23,6 +23,7 @@ from accountant.web.page_rows import by_node, current_use, month_so_far
 from accountant.wire.policy_models import Decision
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine
 from gputally.base.clock import VirtualClock
+from gputally.base.docs_address import DOCS
 from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR
 from tests.bench import pages
 from tests.deadlines import until
@@ -61,8 +62,9 @@ def test_a_page_is_well_formed_loads_nothing_and_is_not_sent_again_to_who_has_it
     own = ['<script src="/static/zoom.js" defer>'] if path.startswith("/explore") else []
     assert scripts == own, "a name breaks out"
     assert [name for _, name, _ in reader.attributes if name.startswith("on")] == []
-    links = [value for _, name, value in reader.attributes if name in ("href", "src", "action")]
-    assert links
+    found = [value for _, name, value in reader.attributes if name in ("href", "src", "action")]
+    links = [link for link in found if not link.startswith(DOCS)]
+    assert len(found) == len(links) + 1, "one link to the documentation"
     assert all(link.startswith(("/", "#")) and not link.startswith("//") for link in links), links
     assert "main" in reader.tags
     assert reader.tags.count("h1") == 1
