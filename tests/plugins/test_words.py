@@ -14,10 +14,9 @@ _HOLDER = "jobs as holders that agents report: the seam of holders"
 _METRICS = "the accountant's own metrics, in Prometheus' format"
 SLURM = {
     "core/window_decay.py": _DECAY,
-    "lake/tables.py": _HOLDER,
+    "inventory/job_kinds.py": _HOLDER,
     "prices/price_book.py": "the source of weighted prices: Slurm's billing units",
     "reports/focus_charge_rows.py": _HOLDER,
-    "reports/savings_hints.py": _HOLDER,
     "reports/templates/report.html": _HOLDER,
     "storage/sql/holder_users.sql": _HOLDER,
     "storage/sql/withdraw_facts.sql": _HOLDER,
