@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,9 @@ from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, Object
 from gputally.kubernetes.scheduler_plugins import schedulers
 from gputally.server.https_server import serve
+from gputally.testing.fake_scheduler import NAME, queue_object, setup_object
 from tests.fairshare.scheduler_kinds import KINDS
+from tests.fake_scheduler import installed
 from tests.usage_records import batch, deliver, interval, pod_facts, pod_holder
 
 START_MS = 1_790_812_800_000  # 2026-10-01T00:00Z
@@ -70,9 +72,11 @@ JOBS = (
     Job("language", "notebook", "StatefulSet", "gpu-07", (0,), (8, 20), 5),
     Job("serving", "chat", "Deployment", "gpu-07", (1, 2), (0, 24), 30),
 )
+SHOWN = "kai" if "kai" in schedulers() else NAME
+"""The scheduler of the pages; without it the fake one."""
 POLICY = Policy(
     queues=tuple(
-        QueuePolicy(name=name, team=name, deserved=quota, refs=(f"kai:{name}",))
+        QueuePolicy(name=name, team=name, deserved=quota, refs=(f"{SHOWN}:{name}",))
         for name, quota in (("vision", 2), ("language", 3), ("serving", 1))
     ),
     budgets=(Budget(name="language-hours", queue="language", limit=1_600, thresholds=(0.5, 0.8, 1.0)),),
@@ -97,7 +101,7 @@ def _facts(node: str) -> Iterator[PodFacts]:
     for job in JOBS:
         if job.node == node:
             yield pod_facts(
-                f"{job.name}-0", START_MS, namespace=job.team, node=node, uid=job.uid, queue_ref=f"kai:{job.team}",
+                f"{job.name}-0", START_MS, namespace=job.team, node=node, uid=job.uid, queue_ref=f"{SHOWN}:{job.team}",
                 workload=f"{job.kind}/{job.name}", created_ms=START_MS - 60_000, scheduled_ms=START_MS - 30_000,
                 started_ms=START_MS,
             )  # fmt: skip
@@ -105,7 +109,7 @@ def _facts(node: str) -> Iterator[PodFacts]:
 
 def objects() -> list[Object]:
     """Return the cluster's objects at the end: the pods of every queue request more GPUs than it holds. Without the
-    scheduler of the pages, it has only nodes."""
+    scheduler of the pages, the queues are those of the fake one."""
     queues: list[Object] = [
         {
             "apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": {"name": queue.name},
@@ -120,7 +124,13 @@ def objects() -> list[Object]:
     ]
     shard: Object = {"apiVersion": "kai.scheduler/v1", "kind": "SchedulingShard", "metadata": {"name": "default"}}
     shard["spec"] = {"kValue": 0}
-    return [*queues, *nodes, shard] if "kai" in schedulers() else nodes
+    if SHOWN == NAME:
+        return [
+            *(queue_object(queue.name, requested=6, allocated=2) for queue in POLICY.queues),
+            *nodes,
+            setup_object(),
+        ]
+    return [*queues, *nodes, shard]
 
 
 def make(folder: Path) -> None:
@@ -134,7 +144,8 @@ def make(folder: Path) -> None:
             rows = _rows(node, (NOW_MS - START_MS) // HOUR_MS)
             one = batch(rows, _facts(node), cluster=CLUSTER, node=node, epoch=f"epoch-{node}")
             deliver(service.ledger, clock.wall_ms(), one)
-        with serve(service.app, "127.0.0.1", 0) as url, AccountantApi(url) as client:
+        some_scheduler = installed(folder / "packages") if SHOWN == NAME else nullcontext()
+        with some_scheduler, serve(service.app, "127.0.0.1", 0) as url, AccountantApi(url) as client:
             Controller(POLICY, client, MemoryCluster(KINDS, objects()), clock).cycle()
 
 
