@@ -582,6 +582,7 @@ def nodes_page(request: Request, asked: AskedNodes, deps: AppDeps, principal: Re
         return RedirectResponse(bar.tidy, 303)
     rows, answers, left_out = _nodes_of_ledgers(_state(request), asked, bar)
     ledger_of = {id(row.node): row.ledger for row in rows}
+    until_ms = {member.name: member.clock.wall_ms() for member in _state(request).members}
     ranked = [row.node for row in rows]
     shown = paged(ranked, asked.page, NODES_A_PAGE, bar.page_url)
     zone = periods.zone(bar.span.timezone)
@@ -591,7 +592,9 @@ def nodes_page(request: Request, asked: AskedNodes, deps: AppDeps, principal: Re
         current="/fleet/nodes", bar=bar,
         titles=bar.titles, named=named, shown=shown, nodes=shown.rows, left_out=left_out, columns=NODE_COLUMNS,
         texts=NODE_ORDERS.ascending, gpus=sum(node.gpus for node in ranked), totals=totals_of(ranked),
-        ledger_of=lambda node: ledger_of[id(node)], quiet=frozenset(), span_zone=zone, months=month_steps(bar),
+        ledger_of=lambda node: ledger_of[id(node)],
+        is_silent=lambda node: node.is_silent(until_ms[ledger_of[id(node)]]),
+        span_zone=zone, months=month_steps(bar),
         span_text=figure_formatting.span_of(bar.span.start_ms, bar.span.end_ms, zone),
         order=ListOrder(bar.url, asked.order, NODE_ORDERS.ascending.__contains__),
         compared_with=compared["before"], before_text=compared["before_text"], change=node_change_of,

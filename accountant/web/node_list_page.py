@@ -178,7 +178,7 @@ def nodes_page(request: Request, params: AskedNodes, deps: AppDeps, principal: R
         totals_before=totals_before(nodes, earlier),
         before_text="" if earlier is None else figure_formatting.span_of(earlier.start_ms, earlier.end_ms, zone),
         relative=figure_formatting.relative_of, gpus=sum(node.gpus for node in nodes),
-        as_of_ms=answer.as_of_ms, quiet={(one.cluster, one.name) for one in page.rows if one.is_silent(now)},
+        as_of_ms=answer.as_of_ms, is_silent=lambda node: node.is_silent(now),
         months=month_steps(bar), columns=COLUMNS, texts=NODE_ORDERS.ascending, span_zone=zone,
         span_text=figure_formatting.span_of(span.start_ms, span.until(now), zone),
         order=ListOrder(bar.url, params.order, NODE_ORDERS.ascending.__contains__),

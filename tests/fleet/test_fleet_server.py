@@ -425,7 +425,7 @@ def test_pages_of_the_last_days_and_of_long_jobs_answer_for_whole_hours(tmp_path
 def test_the_nodes_of_all_clusters_are_those_of_each(two: TwoLedgers, client: TestClient) -> None:
     rows = _table(client.get("/fleet/nodes?start=1d").text)
     for name in ("north", "south"):
-        own = _table(client.get(f"/clusters/{name}/nodes?start=1d").text)
+        own = _table(client.get(f"/clusters/{name}/nodes?start=1d&timezone=UTC").text)
         assert [[row[0], *row[2:]] for row in rows if row[1] == name] == own
     assert client.get("/fleet/nodes?ledger=east").status_code == 422
 
