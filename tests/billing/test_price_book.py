@@ -189,7 +189,10 @@ def test_two_rows_that_ask_for_different_things_need_a_third(tmp_path):
         ("id: a, model: T4, price: 0.1234567890123456, valid_from: 2026-01-01", "put the number in quotes"),
         ("id: a, model: T4, price: '0.1234567890123', valid_from: 2026-01-01", "has more than 12 decimals"),
         ("id: a, model: T4, price: '1e999999', valid_from: 2026-01-01", "the number must be at most 1000000000"),
-        ("id: a, model: T4, price: 1, valid_from: 2026-02-30", "rows.0.valid_from: not a date: '2026-02-30'"),
+        (
+            "id: a, model: T4, price: 1, valid_from: 2026-02-30",
+            "rows.0.valid_from: not a day of the calendar between 1970 and 9998: '2026-02-30'",
+        ),
         ("id: a, model: T4, price: 1, valid_from: 2026-02-01T09:00:00", "T09:00:00' has no offset from UTC"),
         ("id: a, model: T4, price: 1, valid_from: 2026-W40-4", "'2026-W40-4' has no offset from UTC: write 2026-10-01"),
         ("id: a, model: T4, price: 1, valid_from: 2026-02-01, valid_to: 2026-02-01", "ends at or before its start"),
