@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from accountant.wire.policy_models import Policy
 from accountant.wire.scheduler_sections import OtherTarget, SchedulerTarget
-from fairshare.core.queues_and_weights import Observation, Pod, TargetQueue, Value, Weight
+from fairshare.core.queues_and_weights import ConditionReason, Observation, Pod, TargetQueue, Value, Weight
 from fairshare.targets.weight_plan import MOST_WRITES, Adapter, Advice, Faults, ObjectQuery, Seen
 from gputally.base.background_tasks import error_summary
 from gputally.base.clock import Clock, SystemClock
@@ -24,6 +24,8 @@ from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 from gputally.kubernetes.objects import CONFIG_MAP, NODE, POD, PRIORITY_CLASS, Kind, Object, leaves
 from gputally.kubernetes.scheduler_plugins import SchedulerPlugin
 
+MOST_TEXTS: Final = 1_000
+"""How many reasons of conditions are kept."""
 MOST_CALLS_S: Final = 10.0
 """How long the calls of an adapter in one cycle may take together."""
 _READABLE: Final = (NODE, POD, CONFIG_MAP, PRIORITY_CLASS)
@@ -60,6 +62,24 @@ class BrokenAdapter(Adapter):
         raise PluginFault(self.fault)
 
 
+def _reasons(given: Any) -> tuple[ConditionReason, ...]:
+    if not isinstance(given, tuple) or not all(isinstance(each, ConditionReason) for each in given):
+        raise TypeError("its `reasons` are not a tuple of ConditionReason")
+    return given[:MOST_TEXTS]
+
+
+def _managers(given: Any) -> dict[str, str]:
+    try:
+        for text in (found := dict(given)).values():
+            text.format(group="", kind="", field="")
+    except Exception as error:
+        raise TypeError(
+            "its `managers` are not texts by the beginning of a manager's name, which may name {group}, {kind} and"
+            f" {{field}}: {error_summary(error)}"
+        ) from error
+    return found
+
+
 class GuardedAdapter(Adapter):
     """The adapter of another package. Raises TypeError if it is not what an adapter of another package can be.
 
@@ -76,6 +96,7 @@ class GuardedAdapter(Adapter):
         if adapter.stop is not None:
             raise TypeError("it has a `stop`, and workloads of schedulers of other packages are stopped by their pods")
         self.settings, self.most_writes = settings, min(most_writes, MOST_WRITES)
+        self.reasons, self.managers = _reasons(adapter.reasons), _managers(adapter.managers)
         self._kinds = frozenset(kind for versions in plugin.kinds for kind in versions)
         self._adapter = adapter
         self._clock = clock or SystemClock()

@@ -17,10 +17,11 @@ from accountant.inventory.pod_facts import PodObject, pod_sighting
 from accountant.inventory.pod_owners import Chain
 from accountant.inventory.pod_queues import Queuing
 from accountant.wire.policy_models import Policy
+from fairshare.controller import weight_writer as writer
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import TargetReport
 from fairshare.controller.policy_file import advice, policy_of_document
-from fairshare.controller.weight_writer import release_weights
+from fairshare.controller.weight_writer import Adoption, release_weights
 from fairshare.core.gpu_demand import read_pod
 from fairshare.core.queues_and_weights import TargetQueue
 from fairshare.targets import guard
@@ -144,6 +145,8 @@ def test_a_scheduler_of_another_package_gets_weights_and_its_pods_are_billed(lan
         (('    prefixes = ("lanes",)', '    prefixes = ("lanes",)\n    stop = object()'), "stop"),
         (('    prefixes = ("lanes",)', '    prefixes = ("lanes",)\n    most_writes = None'), "most_writes"),
         (("    settings = LanesSection", "    settings = None"), "settings"),
+        (('    prefixes = ("lanes",)', '    prefixes = ("lanes",)\n    reasons = ("NoSuchLane",)'), "reasons"),
+        (('    prefixes = ("lanes",)', '    prefixes = ("lanes",)\n    managers = {"helm": "{secret}"}'), "managers"),
         ((READ, f"{READ}; observation = replace(observation, left_behind={STRANGE})"), "Queue"),
         ((READ, f"{READ}; observation = replace(observation, gangs=tuple({STRANGE}.values()))"), "Queue"),
         (("ObjectQuery((LANE,), required", f"ObjectQuery((LANE, {OTHERS}), required"), "Queue"),
@@ -229,6 +232,18 @@ def test_the_form_shows_the_default_of_a_section_of_another_package(
     )
     (own,) = (each for each in scalars() if each.name == "targets.lanes.own")
     assert own.default(Policy) == shown
+
+
+def test_what_another_package_says_of_reasons_and_managers_is_told(lanes: Callable[..., None]) -> None:
+    """The doctor tells the cures, and who adopts a field that another manager owns is told what to do."""
+    reason = "__import__('fairshare').core.queues_and_weights.ConditionReason"
+    said = f"({reason}('Effective', 'False', 'NoSetup', 'the lanes have no setup', 'make a LaneSetup'),)"
+    own = f"    reasons = {said}\n    managers = {{'laner': 'let laner leave {{field}} of {{kind}}s alone'}}"
+    lanes(('    prefixes = ("lanes",)', f'    prefixes = ("lanes",)\n{own}'))
+    (reason,) = next(adapter.reasons for adapter in adapters() if adapter.name == "lanes")
+    assert (reason.reason, reason.cure) == ("NoSetup", "make a LaneSetup")
+    adoption = Adoption("lanes", "a", "Lane", "a", "spec.weight", ("laner",), "adopted")
+    assert "let laner leave spec.weight of Lanes alone" in writer.advice(adoption)
 
 
 def test_most_writes_of_another_package_is_kept_and_bounded(lanes: Callable[..., None]) -> None:
