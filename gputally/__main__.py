@@ -48,7 +48,7 @@ COMMANDS = {
         "accountant.__main__", "create the Secrets with bearer tokens for a cluster", prefix=("install",)
     ),
     "fleet": Command("accountant.__main__", "show usage, cost and reports of several clusters", prefix=("fleet",)),
-    "fairshare": Command("fairshare.__main__", "compute queue weights from usage history; plan, explain, simulate"),
+    "fairshare": Command("fairshare.__main__", "compute queue weights from usage history; plan, explain, replay"),
     "dashboards": Command("dashboards.__main__", "build, check and push Grafana dashboards and alerts"),
     "doctor": Command("gputally.doctor.__main__", "look for common faults, and report how to fix them"),
     "advise": Command("gputally.advise.__main__", "recommend node counts, spot capacity and shared GPUs"),

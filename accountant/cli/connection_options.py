@@ -36,7 +36,21 @@ ListOutput = Literal["table", "json", "csv", "parquet"]
 ListPrinted = Annotated[
     ListOutput, Option("--output", help="Format of the output; parquet: a file with exactly these rows and columns.")
 ]
-Timezone = Annotated[str | None, Option(help="IANA time zone of months and days.")]
+
+
+def _known_timezone(name: str | None) -> str | None:
+    """Raises BadParameter for an unknown time zone."""
+    from accountant.core import periods
+
+    if name is not None:
+        try:
+            periods.zone(name)
+        except ValueError as error:
+            raise typer.BadParameter(f"{error}; IANA names are those like Europe/Berlin") from error
+    return name
+
+
+Timezone = Annotated[str | None, Option(help="IANA time zone of months and days.", callback=_known_timezone)]
 By = Annotated[str, Option(help=f"Dimensions to group by, joined by commas: {', '.join(DECLARED)}, label:NAME.")]
 Start = Annotated[
     str | None,
@@ -246,7 +260,7 @@ class ZonedLedger(LedgerOptions):
 
     @property
     def zone(self) -> ZoneInfo:
-        """The time zone. Raises ValueError if it is unknown."""
+        """The time zone."""
         from accountant.core import periods
 
         return periods.zone(self.timezone or "UTC")
@@ -261,7 +275,9 @@ class Books(ZonedLedger):
 
     FOR_FILES = ("timezone",)
 
-    timezone: Annotated[str | None, Option(help="IANA time zone of months and days, for --db.")] = None
+    timezone: Annotated[
+        str | None, Option(help="IANA time zone of months and days, for --db.", callback=_known_timezone)
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

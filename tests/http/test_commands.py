@@ -460,3 +460,21 @@ def test_waits_are_listed_with_their_mean_and_the_longest_first(capsys):
         ["a", "3", "–", "0.50"],
         ["b", "3", "–", "–"],
     ]
+
+
+def test_an_unknown_time_zone_is_named_with_its_option(run_command):
+    program = typer.main.get_command(app)
+    assert isinstance(program, typer.core.TyperGroup)
+    groups = [((), program), *(((n,), g) for n, g in program.commands.items() if isinstance(g, typer.core.TyperGroup))]
+    zoned = [
+        (*path, name)
+        for path, group in groups
+        for name, command in group.commands.items()
+        if any("--timezone" in each.opts for each in command.params)
+    ]
+    assert {("usage",), ("jobs",), ("report",), ("fleet", "usage"), ("serve",)} <= {*zoned}
+    for command in zoned:
+        code, _, err = run_command(*command, "--timezone", "Mars/Base")
+        assert code == 2, command
+        assert "--timezone" in err, command
+        assert "Mars/Base" in err, command
