@@ -319,7 +319,7 @@ class JobList:
         """held_until_ms: the instant after which none of the jobs held a GPU, if known.
         before: an earlier span to compare with; its jobs are listed too."""
         start_ms, end_ms = span
-        self._ledger, self._span, self._where = ledger, span, where
+        self._ledger, self._span, self._where, self._until_ms = ledger, span, where, until_ms
         self._held = _HeldTime(charge_table(ledger, book, start_ms, end_ms, BY, where, timezone))
         compared = None if before is None else before.known
         self._before = _HeldTime(charge_table(ledger, book, *compared, BY, where, timezone)) if compared else None
@@ -450,6 +450,7 @@ class JobList:
             ended_ms=ended_ms if state == "ended" else None,
             waited_ms=figures.waited_ms,
             waiting_since_ms=pods.waiting_since_ms,
+            waiting_ms=None if pods.waiting_since_ms is None else max(0, self._until_ms - pods.waiting_since_ms),
             asks_gpus=pods.asks if pods.waits else None,
             gpu_models=_names(time.gpu_model for time in whose),
             accounts_gpu_us=_accounts(times),

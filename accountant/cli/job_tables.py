@@ -68,7 +68,7 @@ COLUMNS: Final[Mapping[JobOrder, TableColumn]] = {
     "state": TableColumn("state", lambda job, _: job.state, ("state",), is_figure=False),
     "kind": TableColumn("kind", lambda job, _: job.kind or NOTHING, ("kind",), is_figure=False),
     "pods": TableColumn("pods", lambda job, _: f"{job.pods:,}", ("pods", "pods_running")),
-    "waited": TableColumn("waited", lambda job, _: _length(job.waited_ms), ("waited_seconds",)),
+    "waited": TableColumn("longest wait", lambda job, _: _length(job.waited_ms), ("waited_seconds", "waiting_seconds")),
     "gpu_hours": TableColumn("GPU-hours", _hours_of("allocated"), ("gpu_hours",)),
     "busy": TableColumn("busy", _hours_of("busy"), ("busy_gpu_hours",)),
     "utilisation": TableColumn(
@@ -160,7 +160,7 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
                 ("state", job.state),
                 ("asks for", "" if job.asks_gpus is None else f"{job.asks_gpus:,} GPUs"),
                 ("created", NOTHING if job.created_ms is None else instant(job.created_ms, zone)),
-                ("waits since", "" if job.waiting_since_ms is None else instant(job.waiting_since_ms, zone)),
+                ("waits since", _waits_since(job, zone)),
                 ("team", ", ".join(NAMES.get(team, team) for team in job.teams)),
                 ("queue", ", ".join(NAMES.get(queue, queue) for queue in job.queues)),
                 ("user", ", ".join(job.users)),
@@ -250,6 +250,12 @@ def _stopped_by(one: JobAttempt) -> str:
     return ": ".join(filter(None, (begin, one.reason)))
 
 
+def _waits_since(job: Job, zone: ZoneInfo) -> str:
+    if job.waiting_since_ms is None:
+        return ""
+    return f"{instant(job.waiting_since_ms, zone)}, for {_length(job.waiting_ms)}"
+
+
 def _lost(answer: JobAnswer) -> str:
     """The GPU-hours that the stops of a job lost."""
     if answer.lost_gpu_us is not None:
@@ -314,6 +320,7 @@ def job_record(
         "created": _instant(job.created_ms),
         "ended": _instant(job.ended_ms),
         "waited_seconds": "" if job.waited_ms is None else job.waited_ms / MS_PER_SECOND,
+        "waiting_seconds": "" if job.waiting_ms is None else job.waiting_ms / MS_PER_SECOND,
         "gpu_models": for_cell(";".join(job.gpu_models)),
         "gpus": "" if job.gpus is None else job.gpus,
         "gpu_hours": plain(gpu_hours(held.allocated)),

@@ -92,6 +92,10 @@ def _names(name: str) -> JobField:
     return JobField(name, "text", lambda job: ", ".join(getattr(job, name)))
 
 
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / MS_PER_SECOND
+
+
 _UNPRICED: Final[JobField] = JobField("unpriced_gpu_hours", "hours", lambda job: gpu_hours(job.unpriced_gpu_us))
 COLUMNS: Final[Mapping[JobOrder, JobColumn]] = {
     "cluster": JobColumn("Cluster"),
@@ -110,7 +114,10 @@ COLUMNS: Final[Mapping[JobOrder, JobColumn]] = {
     ),
     "waited": JobColumn(
         "Waited",
-        (JobField("waited_s", "float", lambda job: None if job.waited_ms is None else job.waited_ms / MS_PER_SECOND),),
+        (
+            JobField("waited_s", "float", lambda job: _seconds(job.waited_ms)),
+            JobField("waiting_s", "float", lambda job: _seconds(job.waiting_ms)),
+        ),
     ),
     "gpu_hours": JobColumn("Held", (_account("allocated"),)),
     "busy": JobColumn("Busy", (_account("busy"),)),

@@ -314,6 +314,7 @@ class Job(Model):
         sums.
     waited_ms: the longest wait of one of its pods in its queue, so far.
     waiting_since_ms: creation of the first of its pods that wait; None if none waits.
+    waiting_ms: how long that pod has waited so far; None if none waits.
     asks_gpus: the GPUs, or parts of them, that its pods request which have not been placed; None if none waits, or if
         one asks by a ResourceClaim or a label, of which the number is unknown.
     accounts_gpu_us: the accounts of held time.
@@ -338,6 +339,7 @@ class Job(Model):
     ended_ms: int | None
     waited_ms: int | None
     waiting_since_ms: int | None = None
+    waiting_ms: int | None = None
     asks_gpus: int | None = None
     gpu_models: tuple[str, ...]
     accounts_gpu_us: Accounts

@@ -278,7 +278,10 @@ def _job(number: int) -> Job:
 
 @pytest.mark.parametrize(
     ("width", "shown", "dropped"),
-    [(80, {"team", "cost USD", "GPU-hours"}, {"pods", "waited", "busy"}), (120, {"busy", "waited"}, {"pods"})],
+    [
+        (80, {"team", "cost USD", "GPU-hours"}, {"pods", "longest wait", "busy"}),
+        (120, {"busy", "longest wait"}, {"pods"}),
+    ],
 )
 def test_a_narrow_terminal_loses_columns_before_names_break(width, shown, dropped, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(width))

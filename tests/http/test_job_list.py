@@ -112,6 +112,27 @@ def test_a_job_that_was_stopped_waits_since_that_stop(start_service: StartServic
         assert re.findall(r"since (\d+ \w+ \d\d:\d\d)", text) == [f"{utc_time(stop):%-d %b %H:%M}"], path
 
 
+def test_the_wait_beside_its_beginning_is_that_of_the_pod_that_waits(start_service: StartService) -> None:
+    running, client = start_service(tokens="tokens:\n" + token_entry("all", "admin"))
+    first, ran, stop = NOW - 12 * HOUR_MS, NOW - 5 * HOUR_MS, NOW - HOUR_MS
+    pods = [
+        pod_facts("train-0", NOW, namespace="vision", uid="vision", workload="Job/train", node="n1",
+                  created_ms=first, scheduled_ms=ran, started_ms=ran, ended_ms=stop),
+        pod_facts("train-0", NOW, namespace="vision", uid="again", workload="Job/train", node="", created_ms=stop),
+    ]  # fmt: skip
+    rows = [*held(5, 4, "GPU-1", "vision"), *held(1, 1, "GPU-1")]
+    deliver(running.ledger, NOW_MS, batch(rows, pods, cluster="prod", node="n1"))
+    query, headers = "start=4h&state=waiting&columns=waited", bearer("all")
+    (job,) = client.get(f"/v1/jobs?{query.rpartition('&')[0]}", headers=headers).json()["jobs"]
+    assert (job["waited_ms"], job["waiting_ms"]) == (7 * HOUR_MS, NOW_MS - stop)
+    (row,) = csv.DictReader(io.StringIO(client.get(f"/jobs.csv?{query}", headers=headers).text))
+    assert (float(row["waited_s"]), float(row["waiting_s"])) == (7 * 3600, (NOW_MS - stop) / 1000)
+    text = " ".join(read(client.get(f"/jobs?{query}", headers=headers | PAGE).text).texts)
+    said = re.search(r"7\.0 h\s+this wait\s+(\S+ \w+), since (\d+ \w+ \d\d:\d\d)", text)
+    assert said is not None, text
+    assert said.groups() == ("1.0 h", f"{utc_time(stop):%-d %b %H:%M}")
+
+
 @pytest.mark.parametrize(
     ("requests", "asks"),
     [
