@@ -439,6 +439,7 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
                 count=len(chosen) or (None if unknown else 0),
                 total_gpu_us=sum(one.allocated_us for one in chosen),
                 total_cost=exact_sum(known) if len(known) == len(chosen) and metered else None,
+                total_burn_per_hour=asking.total_rate(listed.burn_rates(chosen).values()) if metered else None,
                 before=None
                 if before is None
                 else JobsBefore(

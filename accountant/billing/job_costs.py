@@ -419,6 +419,12 @@ class JobList:
         for one in called_off.each(chosen):
             yield self._job(one, pods.get(one.key) or _ShownPods(), held.get(one.key), epochs.get(one.key, 0))
 
+    def burn_rates(self, chosen: Sequence[JobFigures]) -> dict[JobKey, Decimal | None]:
+        """The `Job.burn_per_hour` of each of these jobs."""
+        running = {one.key for one in chosen if one.state == "running" and one.key in self._burning}
+        held = self._ledger.extents(running) if running else {}
+        return {one.key: self._burn(one.key, held.get(one.key), one.state)[1] for one in called_off.each(chosen)}
+
     def charges(self, key: JobKey) -> list[Charge]:
         """The charges of a job, sorted."""
         return self._held.charges(key)
@@ -623,6 +629,12 @@ def list_jobs(
     return JobList(ledger, book, (start_ms, end_ms), min(now_ms, end_ms), where, timezone, before=before)
 
 
+def total_rate(rates: Collection[Decimal | None]) -> Decimal | None:
+    """The sum of the rates that a list shows; None if one of them is unknown."""
+    known = [rate for rate in rates if rate is not None]
+    return exact_sum(known) if len(known) == len(rates) else None
+
+
 def before(figures: Sequence[JobFigures]) -> tuple[int | None, Decimal | None]:
     """GPU-µs and cost of compared jobs in the span before; both are None if nothing is known of any, and the cost if a
     part of it has no price."""
@@ -761,7 +773,7 @@ def epoch_lines(
 
 
 def _rounded(value: Fraction) -> Decimal:
-    """A rate for display. It is never added to others."""
+    """A rate for display. A list adds up the rates that it shows, and nothing else does."""
     return Decimal(round(value * 10**RATE_PLACES)).scaleb(-RATE_PLACES)
 
 

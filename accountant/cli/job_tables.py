@@ -115,6 +115,7 @@ def jobs_table(answer: JobsAnswer, zone: ZoneInfo, shown: Sequence[JobOrder] = (
         headings["change"] = "change"
     totals = {
         "gpu_hours": hours(answer.total_gpu_us), "cost": money(answer.total_cost, answer.currency),
+        "burn": money(answer.total_burn_per_hour, answer.currency),
         "change": changed(answer.total_gpu_us, before.total_gpu_us if before is not None else None),
     }  # fmt: skip
     columns = [Column("job", overflow="fold")]

@@ -34,7 +34,7 @@ from accountant.api.query_parameters import (
     invalid,
     with_span_before,
 )
-from accountant.billing.job_costs import rank_of
+from accountant.billing.job_costs import rank_of, total_rate
 from accountant.billing.statements import Statement
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core import periods
@@ -491,6 +491,7 @@ def _added(sums: Sequence[page_rows.Jobs], currencies: Sequence[str | None]) -> 
         (), sum(one.count for one in sums), sum(one.allocated_us for one in sums), sum(one.idle_us for one in sums),
         exact_sum(one.total for one in sums), unpriced=any(one.unpriced for one in sums),
         before=_added(before, ())[0] if before else None,
+        burn_per_hour=total_rate([one.burn_per_hour for one in sums]),
     )  # fmt: skip
     return whole, currencies[0] if len(set(currencies)) == 1 else None
 

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from accountant.billing.charge import ALLOCATED, BILLED, Account, quantify, unpriced_us
 from accountant.billing.cost_allocation import statement
-from accountant.billing.job_costs import JobChoice, JobFigures, JobList, chosen
+from accountant.billing.job_costs import JobChoice, JobFigures, JobList, chosen, total_rate
 from accountant.billing.queue_waits import pod_wait
 from accountant.billing.statements import Adjustment, Correction
 from accountant.billing.usage_pricing import charges
@@ -138,6 +138,7 @@ class Jobs:
     shown: some of the `count` jobs, one after the other in the order of the list.
     total: the sum of the known costs.
     unpriced: whether the cost of a job is unknown.
+    burn_per_hour: the sum of their costs an hour; None if one is unknown.
     before: the sums of the span before, if the list is compared with it and anything is known of it."""
 
     shown: tuple[Job, ...]
@@ -147,9 +148,10 @@ class Jobs:
     total: Decimal
     unpriced: bool
     before: Jobs | None = None
+    burn_per_hour: Decimal | None = None
 
 
-NO_JOBS = Jobs((), 0, 0, 0, Decimal(0), unpriced=False)
+NO_JOBS = Jobs((), 0, 0, 0, Decimal(0), unpriced=False, burn_per_hour=Decimal(0))
 
 
 def jobs_by_state(jobs: JobList, most: int, choice: JobChoice, skipped: int = 0) -> dict[JobState | None, Jobs]:
@@ -162,8 +164,13 @@ def jobs_by_state(jobs: JobList, most: int, choice: JobChoice, skipped: int = 0)
         by_state.setdefault(one.state, []).append(one)
     shown = list({one.key: one for of_state in by_state.values() for one in of_state[part]}.values())
     built = {one.key: job for one, job in zip(shown, jobs.built(shown), strict=True)}
+    rates = jobs.burn_rates(ordered)
     return {
-        state: _jobs(of_state, tuple(built[one.key] for one in of_state[part])) for state, of_state in by_state.items()
+        state: replace(
+            _jobs(of_state, tuple(built[one.key] for one in of_state[part])),
+            burn_per_hour=total_rate([rates[one.key] for one in of_state]),
+        )
+        for state, of_state in by_state.items()
     }
 
 

@@ -370,6 +370,7 @@ class JobsAnswer(Model):
 
     count: number of jobs, over all pages; None if none is known and nobody reads which jobs wait (`note` says why).
     total_cost: exact sum of the jobs' costs, over all pages; None if any is unknown.
+    total_burn_per_hour: the sum of their `burn_per_hour`, over all pages; None if any is unknown.
     before: the span before, if the list is compared with it; it then has the jobs of both spans."""
 
     start_ms: int
@@ -380,6 +381,7 @@ class JobsAnswer(Model):
     count: int | None
     total_gpu_us: int
     total_cost: Exact | None
+    total_burn_per_hour: Exact | None = None
     before: JobsBefore | None = Field(default=None, exclude_if=is_empty)
     next_page: str | None = None
     note: str = ""

@@ -247,7 +247,7 @@ def test_jobs_as_table_json_and_csv(stopped, run_command):
     assert "Jobs, 2026-11-01 11:00 UTC to 2026-11-01 11:30 UTC" in out
     figures = r"0\s+[–—-]?\s*0\.5\s+0\.2\d?\s+1\.0\s+2\.40\s+1\.20"
     assert re.search(r"vision/Pod/train-0\s+\(unassigned\)\s+running\s+" + figures, out), out
-    assert re.search(r"1 jobs\s+0\.5\s+1\.20", out)
+    assert re.search(r"1 jobs\s+0\.5\s+2\.40\s+1\.20", out)
     assert "1 jobs" in run_command.shown("jobs", *common, "--search", "TRAIN", "--limit", "1")
     assert "0 jobs" in run_command.shown("jobs", *common, "--search", "none")
     code, out, err = run_command("jobs", *common, "--output", "csv")

@@ -133,6 +133,30 @@ def test_the_wait_beside_its_beginning_is_that_of_the_pod_that_waits(start_servi
     assert said.groups() == ("1.0 h", f"{utc_time(stop):%-d %b %H:%M}")
 
 
+@pytest.mark.parametrize(("price", "total"), [({"H100": "2.25"}, "4.50"), ({"A100": "1"}, None)])
+def test_the_cost_an_hour_of_the_listed_jobs_is_added_up_if_it_is_known(
+    start_service: StartService, price: dict[str, object], total: str | None
+) -> None:
+    running, client = start_service(
+        prices=price_book_text(**price), inventory=INVENTORY, tokens="tokens:\n" + token_entry("all", "admin")
+    )
+    began = {"created_ms": NOW - 3 * HOUR_MS, "scheduled_ms": NOW - 2 * HOUR_MS, "started_ms": NOW - 2 * HOUR_MS}
+    deliver(
+        running.ledger, NOW_MS,
+        batch(held(2, 2, "GPU-1", "vision"), [facts("vision", "n1", "Job/train", **began)], cluster="prod", node="n1"),
+        batch(held(2, 2, "GPU-2", "nlp"), [facts("nlp", "n2", "Job/tune", **began)], cluster="prod", node="n2"),
+    )  # fmt: skip
+    headers = bearer("all")
+    answer = client.get("/v1/jobs?start=1h&limit=1", headers=headers).json()
+    assert len(answer["jobs"]) == 1, "the total is of all pages"
+    assert answer["total_burn_per_hour"] == (None if total is None else f"{total}0000")
+    for view in ("start=1h", "start=1h&state=running", "start=1h&search=tune"):
+        page = client.get(f"/jobs?{view}&columns=burn", headers=headers | PAGE).text
+        foot = re.sub(r"<[^>]+>", " ", page[page.index("<tfoot>") : page.index("</tfoot>")]).split()
+        shown = "2.25" if "search" in view else total
+        assert foot == ["Total", "–" if total is None else shown], view
+
+
 @pytest.mark.parametrize(
     ("requests", "asks"),
     [
