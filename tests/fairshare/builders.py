@@ -8,10 +8,12 @@ from typing import Any
 
 from accountant.wire.policy_models import Policy
 from accountant.wire.usage_cost_and_job_models import BudgetState
+from fairshare.core.gpu_demand import read_pod
+from fairshare.core.queues_and_weights import Pod
 from gputally.base.errors import ClusterRefused, ClusterUnavailable
 from gputally.kubernetes.api_client import error_of
 from gputally.kubernetes.memory_cluster import MemoryCluster
-from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, NODE, POD, Event, Kind, Object
+from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, GPU, NODE, POD, Event, Kind, Object
 from gputally.testing.fake_scheduler import NAME, QUEUE, SETUP
 from tests.fairshare.scheduler_kinds import KINDS
 
@@ -67,6 +69,32 @@ def pod_object(name: str, queue: str = "a", *, node: str = "n0", gpus: int = 4, 
     metadata = {"uid": f"uid-{name}", "creationTimestamp": "2026-09-30T00:00:00Z", **metadata, "labels": labels}
     status = {"phase": "Running", "startTime": "2026-09-30T12:00:00Z"} if node else {"phase": "Pending"}
     return object_of(POD, name, spec, status, **metadata)
+
+
+def plain_pod(
+    name: str = "p",
+    gpu: object = "2",
+    *,
+    node: str = "",
+    phase: str = "Pending",
+    scheduler: str = "default-scheduler",
+    **metadata: Any,
+) -> dict[str, Any]:
+    """Build a pod that no queue names. gpu: the GPUs that it requests; None: none."""
+    limits = {} if gpu is None else {"limits": {GPU: gpu}}
+    placed = {"schedulerName": scheduler, **({"nodeName": node} if node else {})}
+    return {
+        "metadata": {"name": name, "namespace": "ns", "uid": f"u-{name}"} | metadata,
+        "spec": {"containers": [{"name": "c", "resources": limits}], **placed},
+        "status": {"phase": phase},
+    }
+
+
+def read_plain_pod(name: str = "p", gpu: object = "2", **fields: Any) -> Pod:
+    """Return what the controller reads of a `plain_pod`."""
+    pod = read_pod(plain_pod(name, gpu, **fields))
+    assert pod is not None
+    return pod
 
 
 def node_object(name: str = "n0", gpus: int = 8, *, ready: str = "True", **metadata: Any) -> dict[str, Any]:

@@ -38,37 +38,13 @@ from gputally.testing.fake_scheduler import (
     queue_object,
 )
 from gputally.testing.fake_scheduler_adapter import FakeAdapter
-from tests.fairshare.builders import node_object, policy_of
+from tests.fairshare.builders import node_object, plain_pod, policy_of, read_plain_pod
 from tests.fairshare.conftest import Make
 from tests.plugin_cases import needs, plugin_cases
 
 CASES = tuple(plugin_cases("fairshare").values())
 SHARES = SCHEDULER.shares
 assert SHARES is not None
-
-
-def _pod(
-    name: str = "p",
-    gpu: object = "2",
-    *,
-    node: str = "",
-    phase: str = "Pending",
-    scheduler: str = "default-scheduler",
-    **metadata: Any,
-) -> dict[str, Any]:
-    limits = {} if gpu is None else {"limits": {GPU: gpu}}
-    placed = {"schedulerName": scheduler, **({"nodeName": node} if node else {})}
-    return {
-        "metadata": {"name": name, "namespace": "ns", "uid": f"u-{name}"} | metadata,
-        "spec": {"containers": [{"name": "c", "resources": limits}], **placed},
-        "status": {"phase": phase},
-    }
-
-
-def _read(name: str = "p", gpu: object = "2", **fields: Any) -> Pod:
-    pod = read_pod(_pod(name, gpu, **fields))
-    assert pod is not None
-    return pod
 
 
 def _container(amount: int, **more: Any) -> dict[str, Any]:
@@ -104,20 +80,23 @@ def test_shared_gpus_count_by_their_fraction() -> None:
     assert shared_gpus({FRACTION_KEY: "1e308"}, SHARES) == 0  # no cluster has so many, and their sum would overflow
     assert shared_gpus({FRACTION_KEY: "1e300", DEVICES_KEY: "1e300"}, SHARES) == 0
     shares = {FRACTION_KEY: "0.25"}
-    assert _read(gpu=None, annotations=shares, scheduler=SCHEDULER_NAME).gpus == 0.25
-    assert _read(annotations=shares).gpus == 2  # no scheduler reads it there: its whole GPUs are its own
+    assert read_plain_pod(gpu=None, annotations=shares, scheduler=SCHEDULER_NAME).gpus == 0.25
+    assert read_plain_pod(annotations=shares).gpus == 2  # no scheduler reads it there: its whole GPUs are its own
 
 
 def test_memory_that_a_scheduler_of_shared_gpus_reads_for_a_container_is_a_request() -> None:
     request = {"nvidia.com/container.main.gpu-memory.request": "20Gi"}
-    found = _read(gpu=None, annotations={**request, DEVICES_KEY: "2"}, scheduler=SCHEDULER_NAME)
+    found = read_plain_pod(gpu=None, annotations={**request, DEVICES_KEY: "2"}, scheduler=SCHEDULER_NAME)
     assert (found.memory_mib, found.shares) == (40_960, True)
-    assert _read(gpu=None, annotations={**request, MEMORY_KEY: "30000"}, scheduler=SCHEDULER_NAME).memory_mib == 30_000
-    assert read_pod(_pod(gpu=None, annotations=request)) is None  # no other scheduler reads it
+    assert (
+        read_plain_pod(gpu=None, annotations={**request, MEMORY_KEY: "30000"}, scheduler=SCHEDULER_NAME).memory_mib
+        == 30_000
+    )
+    assert read_pod(plain_pod(gpu=None, annotations=request)) is None  # no other scheduler reads it
 
 
 def test_a_part_takes_nothing_off_whole_gpus() -> None:
-    found = _read(scheduler=SCHEDULER_NAME, annotations={FRACTION_KEY: "0.01"})
+    found = read_plain_pod(scheduler=SCHEDULER_NAME, annotations={FRACTION_KEY: "0.01"})
     assert (found.gpus, found.shares) == (2, False)
 
 
@@ -136,54 +115,54 @@ LATER: tuple[dict[str, Any], ...] = (
 def test_hints_that_are_written_into_a_running_pod_buy_no_protection(later: dict[str, Any]) -> None:
     read = PodReducer(VirtualClock(1_790_820_000_000))  # 2026-10-01T02:00:00Z
     saved = {"annotations": {CHECKPOINT: "2026-10-01T01:00:00Z"}}
-    before = read(_pod(**BOUND, **saved))
+    before = read(plain_pod(**BOUND, **saved))
     assert before.checkpoint_ms is not None
-    assert read(_pod(**{**BOUND, **saved, **later})) == before
+    assert read(plain_pod(**{**BOUND, **saved, **later})) == before
 
 
 @pytest.mark.parametrize("later", [{MEMORY_KEY: "1"}, {FRACTION_KEY: "0.01"}, {}])
 def test_a_running_pod_keeps_the_part_of_a_gpu_that_it_was_bound_with(later: dict[str, str]) -> None:
     read = PodReducer(VirtualClock(0))
     bound = {"gpu": None, "scheduler": SCHEDULER_NAME, "node": "n1", "uid": "u"}
-    before = read(_pod(**bound, annotations={MEMORY_KEY: "40000"}))
-    assert read(_pod(**bound, annotations=later)) == before
-    assert read(_pod(**bound, annotations={}, phase="Succeeded")) is None
-    gone = read(_pod(**bound, annotations={}, deletionTimestamp="2026-10-01T01:00:00Z"))
+    before = read(plain_pod(**bound, annotations={MEMORY_KEY: "40000"}))
+    assert read(plain_pod(**bound, annotations=later)) == before
+    assert read(plain_pod(**bound, annotations={}, phase="Succeeded")) is None
+    gone = read(plain_pod(**bound, annotations={}, deletionTimestamp="2026-10-01T01:00:00Z"))
     assert (gone.held, gone.leaving) == (False, True)
 
 
 def test_a_running_pod_may_give_protection_up() -> None:
     read = PodReducer(VirtualClock(1_790_820_000_000))
-    read(_pod(**BOUND, annotations={CHECKPOINT: "2026-10-01T01:00:00Z"}))
+    read(plain_pod(**BOUND, annotations={CHECKPOINT: "2026-10-01T01:00:00Z"}))
     saved = {CHECKPOINT: "2026-10-01T01:30:00Z"}
-    later = read(_pod(**{**BOUND, "labels": {**BOUND["labels"], SPOT_LABEL: "true"}}, annotations=saved))
+    later = read(plain_pod(**{**BOUND, "labels": {**BOUND["labels"], SPOT_LABEL: "true"}}, annotations=saved))
     assert (later.spot, later.disruptable, later.checkpoint_ms) == (True, True, 1_790_818_200_000)
-    taken_back = read(_pod(**BOUND))
+    taken_back = read(plain_pod(**BOUND))
     assert taken_back.spot
 
 
 def test_a_waiting_pod_may_still_choose() -> None:
     read = PodReducer(VirtualClock(0))
     waiting = {key: value for key, value in BOUND.items() if key != "node"}
-    read(_pod(**waiting))
-    later = read(_pod(**{**waiting, "labels": {QUEUE_LABEL: "other"}}))
+    read(plain_pod(**waiting))
+    later = read(plain_pod(**{**waiting, "labels": {QUEUE_LABEL: "other"}}))
     assert later.ref == "policy:other"
 
 
 def test_finished_pods_and_those_without_gpus_are_no_demand() -> None:
-    assert read_pod(_pod(phase="Succeeded")) is None
-    assert read_pod(_pod(gpu=None)) is None
+    assert read_pod(plain_pod(phase="Succeeded")) is None
+    assert read_pod(plain_pod(gpu=None)) is None
 
 
 @needs("schedulers.kube-scheduler")
 def test_a_pod_knows_its_queue_its_gang_and_its_clock() -> None:
     marks = {GROUP_KEY: "pg", CHECKPOINT: "2026-10-01T01:00:00Z"}
     placed = {"node": "n1", "scheduler": SCHEDULER_NAME, "labels": {QUEUE_KEY: "vision"}, "annotations": marks}
-    pod = _read(**placed, creationTimestamp="2026-10-01T00:00:00Z")
+    pod = read_plain_pod(**placed, creationTimestamp="2026-10-01T00:00:00Z")
     assert (pod.ref, pod.gang, pod.held) == ("fake:vision", "PodGroup/ns/pg", True)
     assert (pod.created_ms, pod.checkpoint_ms) == (1_790_812_800_000, 1_790_816_400_000)
-    assert _read(labels={"kueue.x-k8s.io/queue-name": "lq"}).ref == "kueue:ns/lq"
-    assert not _read(node="n1", deletionTimestamp="2026-10-01T00:00:00Z").held
+    assert read_plain_pod(labels={"kueue.x-k8s.io/queue-name": "lq"}).ref == "kueue:ns/lq"
+    assert not read_plain_pod(node="n1", deletionTimestamp="2026-10-01T00:00:00Z").held
 
 
 @pytest.mark.parametrize(
@@ -201,7 +180,7 @@ def test_a_queue_and_a_gang_count_only_where_their_scheduler_places(scheduler: s
     annotations = {GROUP_KEY: "k"}
     for cases in CASES:
         annotations |= cases.MARKS
-    pod = _read(labels=labels, annotations=annotations, scheduler=scheduler)
+    pod = read_plain_pod(labels=labels, annotations=annotations, scheduler=scheduler)
     assert (pod.ref, pod.gang) == (ref, gang)
 
 
@@ -217,13 +196,13 @@ def test_a_checkpoint_counts_only_as_far_as_every_pod_has_come() -> None:
 def test_plain_pods_belong_by_label_and_start_together_only_where_they_say_so() -> None:
     owner = [{"kind": "ReplicaSet", "name": "web", "controller": True, "uid": "rs"}]
     pods = [
-        _read("g0", labels={QUEUE_LABEL: "a", GANG_LABEL: "train"}),
-        _read("g1", labels={QUEUE_LABEL: "a", GANG_LABEL: "train"}, node="n"),
-        _read("w0", labels={QUEUE_LABEL: "bee"}, ownerReferences=owner, node="n"),
-        _read("w1", labels={QUEUE_LABEL: "bee"}, ownerReferences=owner),
-        _read("alone", labels={QUEUE_LABEL: "a"}),
-        _read("nobody", labels={QUEUE_LABEL: "unknown"}),
-        _read("none"),
+        read_plain_pod("g0", labels={QUEUE_LABEL: "a", GANG_LABEL: "train"}),
+        read_plain_pod("g1", labels={QUEUE_LABEL: "a", GANG_LABEL: "train"}, node="n"),
+        read_plain_pod("w0", labels={QUEUE_LABEL: "bee"}, ownerReferences=owner, node="n"),
+        read_plain_pod("w1", labels={QUEUE_LABEL: "bee"}, ownerReferences=owner),
+        read_plain_pod("alone", labels={QUEUE_LABEL: "a"}),
+        read_plain_pod("nobody", labels={QUEUE_LABEL: "unknown"}),
+        read_plain_pod("none"),
     ]
     policy = policy_of([{"name": "a"}, {"name": "b", "refs": ["policy:bee"]}])
     found = {(g.queue, g.name): (g.requested, g.allocated, g.minimum) for g in gangs_by_label(policy, pods)}
@@ -237,7 +216,7 @@ def test_pods_of_a_group_of_the_kube_scheduler_start_together() -> None:
     """Other schedulers do not read the group."""
 
     def read(name: str, scheduler: str) -> Pod:
-        obj = _pod(name, "2", labels={QUEUE_LABEL: "a"})
+        obj = plain_pod(name, "2", labels={QUEUE_LABEL: "a"})
         obj["spec"] |= {"schedulerName": scheduler, "schedulingGroup": {"podGroupName": "train"}}
         found = read_pod(obj)
         assert found is not None
@@ -254,8 +233,8 @@ def test_a_terminating_pod_asks_for_nothing() -> None:
     gone = {"node": "n", "deletionTimestamp": "2026-10-01T00:00:00Z"}
     plain = {"labels": {QUEUE_LABEL: "a", GANG_LABEL: "train"}}
     policy = policy_of([{"name": "a", "refs": ["fake:a"]}])
-    again = [_read(f"old{i}", **plain, **gone) for i in range(2)]
-    again += [_read(f"new{i}", **plain) for i in range(2)]
+    again = [read_plain_pod(f"old{i}", **plain, **gone) for i in range(2)]
+    again += [read_plain_pod(f"new{i}", **plain) for i in range(2)]
     assert [(g.requested, g.minimum, g.waits) for g in gangs_by_label(policy, again)] == [(4, 4, 4)]
     assert gangs_by_label(policy, again[:2]) == ()
 
@@ -269,8 +248,8 @@ def test_a_terminating_member_asks_nothing(seen_of: Make, number: int, asks: lis
         "annotations": {GROUP_KEY: "g"},
     }
     group = pod_group(requested=4, least=2)
-    pods = [_read(f"old{i}", **placed, **gone) for i in range(2)]
-    pods += [_read(f"new{i}", **placed) for i in range(number)]
+    pods = [read_plain_pod(f"old{i}", **placed, **gone) for i in range(2)]
+    pods += [read_plain_pod(f"new{i}", **placed) for i in range(number)]
     policy = policy_of([{"name": "a", "refs": ["fake:a"]}])
     seen = seen_of(FakeAdapter(), policy, [queue_object("a", 1), group], pods)
     assert [(gang.requested, gang.minimum, gang.waits) for gang in seen.gangs] == asks
@@ -279,7 +258,7 @@ def test_a_terminating_member_asks_nothing(seen_of: Make, number: int, asks: lis
 def test_pod_groups_are_gangs_with_an_elastic_surplus(seen_of: Make) -> None:
     running = pod_group("run", requested=4, allocated=4, preemptible=False)
     marks = {"labels": {QUEUE_KEY: "a"}, "annotations": {GROUP_KEY: "wait"}, "scheduler": SCHEDULER_NAME}
-    pods = [_read(f"w{i}", **marks) for i in range(4)]
+    pods = [read_plain_pod(f"w{i}", **marks) for i in range(4)]
     objects = [queue_object("a"), running, pod_group("wait", least=3), pod_group("foreign", "stranger")]
     observation = seen_of(FakeAdapter(), policy_of([{"name": "a", "refs": ["fake:a"]}]), objects, pods)
     assert [(g.name, g.requested, g.allocated, g.minimum, g.preemptible) for g in observation.gangs] == [
@@ -311,10 +290,10 @@ def test_capacity_leaves_out_what_is_down(down: dict[str, Any]) -> None:
 
 def test_a_reservation_and_those_who_share_it_take_up_one_gpu() -> None:
     """A scheduler reserves a whole GPU by a pod of its own and places the workloads beside it."""
-    keeper = _pod(gpu="1", node="n1", namespace=RESERVATIONS)
+    keeper = plain_pod(gpu="1", node="n1", namespace=RESERVATIONS)
     share = {FRACTION_KEY: "0.5"}
-    sharers = [_pod(gpu=None, node="n1", annotations=share, scheduler=SCHEDULER_NAME) for _ in range(2)]
-    whole = _pod(gpu="4", node="n1")
+    sharers = [plain_pod(gpu=None, node="n1", annotations=share, scheduler=SCHEDULER_NAME) for _ in range(2)]
+    whole = plain_pod(gpu="4", node="n1")
     for pods, free in (
         ([keeper, *sharers, whole], 3),
         ([keeper, sharers[0], whole], 3),

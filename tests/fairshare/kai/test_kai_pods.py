@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from fairshare.core.gpu_demand import GANG_LABEL, QUEUE_LABEL, read_pod, shared_gpus
-from fairshare.core.queues_and_weights import Pod
 from fairshare.schedulers.kai.adapter import KaiAdapter
 from fairshare.schedulers.kai.plugin import SCHEDULER
 from gputally.kubernetes.objects import GPU, PRIORITY_CLASS
 from gputally.kubernetes.pod_queue_labels import queue_ref
-from tests.fairshare.builders import object_of, pod_object
+from tests.fairshare.builders import object_of, plain_pod, pod_object, read_plain_pod
 from tests.fairshare.conftest import Make
 from tests.fairshare.kai.objects import kai_policy, pod_group, queue_object
 
@@ -21,46 +20,22 @@ SHARES = SCHEDULER.shares
 assert SHARES is not None
 
 
-def _pod(
-    name: str = "p",
-    gpu: object = "2",
-    *,
-    node: str = "",
-    phase: str = "Pending",
-    scheduler: str = "default-scheduler",
-    **metadata: Any,
-) -> dict[str, Any]:
-    limits = {} if gpu is None else {"limits": {GPU: gpu}}
-    placed = {"schedulerName": scheduler, **({"nodeName": node} if node else {})}
-    return {
-        "metadata": {"name": name, "namespace": "ns", "uid": f"u-{name}"} | metadata,
-        "spec": {"containers": [{"name": "c", "resources": limits}], **placed},
-        "status": {"phase": phase},
-    }
-
-
-def _read(name: str = "p", gpu: object = "2", **fields: Any) -> Pod:
-    pod = read_pod(_pod(name, gpu, **fields))
-    assert pod is not None
-    return pod
-
-
 def test_shared_gpus_of_kai_count_by_their_fraction() -> None:
     assert shared_gpus({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "2"}, SHARES) == 1.0
     assert shared_gpus({}, SHARES) == 0
     assert shared_gpus({"gpu-fraction": "1e308"}, SHARES) == 0  # no cluster has so many, and their sum would overflow
     assert shared_gpus({"gpu-fraction": "1e300", "gpu-fraction-num-devices": "1e300"}, SHARES) == 0
     shares = {"gpu-fraction": "0.25"}
-    assert _read(gpu=None, annotations=shares, scheduler=KAI).gpus == 0.25
-    assert _read(annotations=shares).gpus == 2  # no scheduler reads it there: its whole GPUs are its own
+    assert read_plain_pod(gpu=None, annotations=shares, scheduler=KAI).gpus == 0.25
+    assert read_plain_pod(annotations=shares).gpus == 2  # no scheduler reads it there: its whole GPUs are its own
 
 
 def test_memory_that_kai_reads_for_a_container_is_a_request() -> None:
     request = {"nvidia.com/container.main.gpu-memory.request": "20Gi"}
-    found = _read(gpu=None, annotations={**request, "gpu-fraction-num-devices": "2"}, scheduler=KAI)
+    found = read_plain_pod(gpu=None, annotations={**request, "gpu-fraction-num-devices": "2"}, scheduler=KAI)
     assert (found.memory_mib, found.shares) == (40_960, True)
-    assert _read(gpu=None, annotations={**request, "gpu-memory": "30000"}, scheduler=KAI).memory_mib == 30_000
-    assert read_pod(_pod(gpu=None, annotations=request)) is None  # no other scheduler reads it
+    assert read_plain_pod(gpu=None, annotations={**request, "gpu-memory": "30000"}, scheduler=KAI).memory_mib == 30_000
+    assert read_pod(plain_pod(gpu=None, annotations=request)) is None  # no other scheduler reads it
 
 
 @pytest.mark.parametrize(
@@ -73,7 +48,7 @@ def test_memory_that_kai_reads_for_a_container_is_a_request() -> None:
 )
 def test_a_queue_and_a_gang_count_only_where_kai_places(scheduler: str, ref: str, gang: str) -> None:
     labels = {"kai.scheduler/queue": "vision", QUEUE_LABEL: "own", GANG_LABEL: "g"}
-    pod = _read(labels=labels, annotations={"pod-group-name": "k"}, scheduler=scheduler)
+    pod = read_plain_pod(labels=labels, annotations={"pod-group-name": "k"}, scheduler=scheduler)
     assert (pod.ref, pod.gang) == (ref, gang)
 
 
@@ -85,7 +60,7 @@ def test_kais_pod_groups_are_gangs_with_an_elastic_surplus(seen_of: Make) -> Non
     running["status"] = {"resourcesStatus": {"allocated": {GPU: "4"}, "requested": {GPU: "4"}}}
     waiting = group("wait", "a", minMember=3)
     marks = {"labels": {"kai.scheduler/queue": "a"}, "annotations": {"pod-group-name": "wait"}, "scheduler": KAI}
-    pods = [_read(f"w{i}", **marks) for i in range(4)]
+    pods = [read_plain_pod(f"w{i}", **marks) for i in range(4)]
     build = {**object_of(PRIORITY_CLASS, "build"), "value": 100}
     objects = [queue_object("a"), running, waiting, group("foreign", "stranger", minMember=1), build]
     observation = seen_of(KaiAdapter(), kai_policy([{"name": "a", "refs": ["kai:a"]}]), objects, pods)
