@@ -51,21 +51,24 @@ def in_calendar(at_ms: int) -> int:
     return at_ms
 
 
-def parse_instant(text: str, tz: ZoneInfo) -> int:
+def parse_instant(text: str, tz: ZoneInfo, also: str = "") -> int:
     """UTC ms of `2026-10-01` (local midnight in `tz`) or of a date-time with its offset.
 
     Raises ValueError for any other text, and for an instant outside `in_calendar`. A date-time without an offset is
     refused because such a local time can occur twice a year, and one with a fraction of a second because instants are
-    whole seconds."""
+    whole seconds.
+
+    also: an example of what else the caller takes, for the message."""
+    form = f"{also}, 2026-10-01" if also else "2026-10-01"
     if _DATE.fullmatch(text):
         try:
             return in_calendar(midnight_ms(date.fromisoformat(text), tz))
         except (ValueError, OverflowError) as error:
-            raise ValueError(f"not a day of the calendar between 1970 and 9998: {text!r} (write 2026-10-01)") from error
+            raise ValueError(f"not a day of the calendar between 1970 and 9998: {text!r} (write {form})") from error
     try:
         at = datetime.fromisoformat(text)
     except ValueError as error:
-        raise ValueError(f"not a date: {text!r} (write 2026-10-01, or 2026-10-01T09:00:00+02:00)") from error
+        raise ValueError(f"not a date: {text!r} (write {form}, or 2026-10-01T09:00:00+02:00)") from error
     if at.tzinfo is None:
         raise ValueError(
             f"{text!r} has no offset from UTC: write 2026-10-01T09:00:00+02:00 or 2026-10-01T07:00:00Z, or only a day: "
@@ -90,10 +93,7 @@ def parse_edge(text: str, tz: ZoneInfo, until_ms: int) -> int:
     if _EPOCH_MS.fullmatch(text):
         return in_calendar(int(text))
     if not _AGO.fullmatch(text):
-        try:
-            return parse_instant(text, tz)
-        except ValueError as error:
-            raise ValueError(str(error).replace("(write ", "(write 7d, ")) from error
+        return parse_instant(text, tz, also="7d")
     length_s = duration_seconds(text)
     if not 0 < length_s <= MOST_DURATION_S:
         raise ValueError(f"{text!r} is not the length of a span (write for example 7d)")
