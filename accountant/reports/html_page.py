@@ -24,7 +24,7 @@ from accountant.reports.job_ranking import EpochRow
 from accountant.reports.report_breakdowns import AccountRow, DayRow, HourlyUse, JobRow
 from accountant.reports.report_builder import Report
 from accountant.reports.savings_hints import SpotRow
-from accountant.wire.list_order import UNSORTED, PageTables, TableSorting
+from accountant.wire.list_order import PageTables, TableSorting
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from gputally.base.units import US_PER_HOUR
 from gputally.server import page_layout
@@ -391,7 +391,7 @@ def render_html(report: Report, links: Links | None = None) -> str:
         .render(
             report=report,
             links=links,
-            order=links.order if links is not None else TABLES.sorting(UNSORTED, str),
+            order=links.order if links is not None else TABLES.sorting(),
             statement_hash=statement_hash(report.statement),
             f=figure_formatting,
             several_clusters=len({row.cluster for row in _of_jobs(report)}) > 1,

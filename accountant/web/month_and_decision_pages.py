@@ -137,15 +137,9 @@ def overview(request: Request, params: Annotated[TablesParams, Query()], deps: A
 def sorting(tables: PageTables, params: TablesParams, path: str, **given: object) -> TableSorting:
     """The order of a page's tables. given: the other parameters of its address. Raises Refusal."""
     try:
-        order = tables.order(params.sort)
+        return tables.sorting(params.sort, path, **given)
     except ValueError as error:
         raise invalid("sort", str(error)) from error
-
-    def address(sort: str) -> str:
-        kept = {name: value for name, value in given.items() if value not in (None, "")}
-        return f"{path}?{urlencode({**kept, 'sort': sort}, safe=':')}"
-
-    return tables.sorting(order, address)
 
 
 def _needs(deps: Deps, so_far: page_rows.MonthSoFar, past: home.Home, at_ms: int) -> list[tuple[str, str]]:

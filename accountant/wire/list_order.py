@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
+from urllib.parse import urlencode
 
 from accountant.wire.option_types import Order, Orders
 
@@ -67,10 +68,6 @@ class PageTables:
     columns: Mapping[str, Mapping[str, Callable[[Any], Any]]]
     texts: frozenset[str] = frozenset()
 
-    def order(self, sort: str) -> Order:
-        """Reads the parameter `sort`; "" for the usual orders. Raises ValueError for a column that no table has."""
-        return self._orders.read(sort) if sort else UNSORTED
-
     @property
     def _orders(self) -> Orders:
         names = tuple(f"{table}.{column}" for table, columns in self.columns.items() for column in columns)
@@ -79,9 +76,17 @@ class PageTables:
     def _ascends(self, name: str) -> bool:
         return name.partition(".")[2] in self.texts
 
-    def sorting(self, order: Order, address: Callable[..., str]) -> TableSorting:
-        """The order for a template. address: returns the address of the page with another parameter `sort`."""
-        return TableSorting(address, order, self._ascends, self)
+    def sorting(self, sort: str = "", path: str = "", **given: object) -> TableSorting:
+        """The order for a template. Raises ValueError for a column that no table has.
+
+        sort: the parameter of the page; "" for the usual orders.
+        path, given: the address of the page, with its other parameters as far as they are set."""
+        kept = {name: value for name, value in given.items() if value not in (None, "")}
+
+        def address(sort: str) -> str:
+            return f"{path}?{urlencode({**kept, 'sort': sort}, safe=':')}"
+
+        return TableSorting(address, self._orders.read(sort) if sort else UNSORTED, self._ascends, self)
 
 
 @dataclass(frozen=True, slots=True)

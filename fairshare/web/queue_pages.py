@@ -12,7 +12,6 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
-from urllib.parse import urlencode
 
 from starlette.responses import Response
 
@@ -343,11 +342,9 @@ def _recent_decisions(
 def _sorting(request: RequestContext, path: str, given: Mapping[str, str]) -> TableSorting:
     """The order of the page's tables. given: the other parameters of its address. Raises PageRefusal."""
     try:
-        order = TABLES.order(request.parameter("sort")[:100])
+        return TABLES.sorting(request.parameter("sort")[:100], path, **given)
     except ValueError as error:
         raise PageRefusal(422, "No such order", f"sort: {error}") from error
-    kept = {name: value for name, value in given.items() if value}
-    return TABLES.sorting(order, lambda sort: f"{path}?{urlencode({**kept, 'sort': sort}, safe=':')}")
 
 
 def _own(request: RequestContext, policy: Policy) -> frozenset[str] | None:

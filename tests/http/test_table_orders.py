@@ -125,9 +125,9 @@ def test_what_is_unknown_is_last_both_ways() -> None:
         ("other.cost", rows),
         ("", rows),
     ):
-        assert list(page.sorting(page.order(sort), str).rows("one", rows)) == expected
-    order = page.sorting(page.order("one.cost"), lambda sort: f"/?sort={sort}")
+        assert list(page.sorting(sort).rows("one", rows)) == expected
+    order = page.sorting("one.cost", "/")
     assert order.sorted_by("one.cost") == "/?sort=one.cost:asc#one"
     assert order.sorted_by("one.name") == "/?sort=one.name:asc#one"
     with pytest.raises(ValueError, match=r"one\.cost"):
-        page.order("one.csot")
+        page.sorting("one.csot")

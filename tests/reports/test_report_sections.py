@@ -23,7 +23,6 @@ from accountant.reports.report_breakdowns import SpanChange
 from accountant.reports.report_builder import MonthBooks, Report, build
 from accountant.reports.report_tables import records
 from accountant.web.page_rows import to_lines
-from accountant.wire.list_order import UNSORTED
 from accountant.wire.policy_models import Policy
 from agent.wire import PodFacts
 from gputally.base.clock import VirtualClock
@@ -367,7 +366,7 @@ def test_budgets_forecast_and_jobs_lead_to_what_is_behind_them(team: str | None)
     links = html_page.Links(
         lines=to_lines(Month.parse("2026-10"), team), job=job, team=lambda name: f"/team/{name}",
         month=lambda name: f"/month/{name}", act=lambda _: "/act/1", user=lambda name: f"/user/{name}", jobs="/jobs",
-        order=html_page.TABLES.sorting(UNSORTED, lambda sort: f"?sort={sort}"),
+        order=html_page.TABLES.sorting(),
     )  # fmt: skip
     found = sample_month.report(team)
     page = html_page.render_html(found, links)
