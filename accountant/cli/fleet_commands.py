@@ -15,7 +15,7 @@ import typer
 from typer import Argument, Option
 
 from accountant.cli.connection_options import End, Grouping, Printed, Timezone, filters, write_file
-from accountant.cli.usage_commands import print_cost, print_usage
+from accountant.cli.usage_commands import print_lines
 from accountant.exports.format_names import Format
 from accountant.exports.protocol import exports, file_name
 from accountant.lake.engines.protocol import ENGINE_NAME, SEAM, EnginePlugin
@@ -184,14 +184,15 @@ def usage(
     engine: EngineOptions,
 ) -> None:
     """Show GPU-hours by account and group, added up over the clusters."""
-    from accountant.cli import grouped_lines
+    from accountant.cli import grouped_lines, terminal_tables
     from accountant.core import periods
 
     zone = timezone or "UTC"
     query, order = _query(wanted, zone), grouped_lines.usage_order(wanted)
     with engine.opened(lake) as fleet, _progress() as progress:
         found = fleet.usage(fleet.members(cluster or ()), query, progress)
-    print_usage(output, grouped_lines.usage_lines(found, wanted, order), wanted.limit, periods.zone(zone))
+    lines, tz = grouped_lines.usage_lines(found, wanted, order), periods.zone(zone)
+    print_lines(output, lines, wanted.limit, lambda usage, most: terminal_tables.usage_table(usage, tz, most))
 
 
 @fleet_app.command()
@@ -207,14 +208,15 @@ def cost(
     engine: EngineOptions,
 ) -> None:
     """Show the exact cost by group, with each cluster's own prices."""
-    from accountant.cli import grouped_lines
+    from accountant.cli import grouped_lines, terminal_tables
     from accountant.core import periods
 
     zone = timezone or "UTC"
     query, order = _query(wanted, zone), grouped_lines.cost_order(wanted)
     with engine.opened(lake, rates) as fleet, _progress() as progress:
         found = fleet.cost(fleet.members(cluster or ()), query, progress)
-    print_cost(output, grouped_lines.cost_lines(found, wanted, order), wanted.limit, periods.zone(zone))
+    lines, tz = grouped_lines.cost_lines(found, wanted, order), periods.zone(zone)
+    print_lines(output, lines, wanted.limit, lambda cost, most: terminal_tables.cost_table(cost, tz, most))
 
 
 @fleet_app.command()

@@ -33,11 +33,11 @@ from gputally.base.command_options import refuse_ignored, with_option_groups
 from gputally.base.command_output import Output, show
 
 if TYPE_CHECKING:
-    from zoneinfo import ZoneInfo
+    from collections.abc import Callable
 
     from rich.table import Table
 
-    from accountant.wire.usage_cost_and_job_models import CostAnswer, UsageAnswer
+    from accountant.cli.grouped_lines import Answer
     from gputally.base.accountant_connection import Query
 
 
@@ -48,26 +48,28 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @with_option_groups
 def usage(output: Printed = "table", *, wanted: Grouping, at: ZonedLedger) -> None:
     """Show GPU-hours by account and group."""
-    from accountant.cli import grouped_lines
+    from accountant.cli import grouped_lines, terminal_tables
     from accountant.wire.usage_cost_and_job_models import UsageAnswer
 
     order = grouped_lines.usage_order(wanted)
     with at.connection() as remote:
         found = remote.whole(UsageAnswer, "/v1/usage", _query(wanted, at.timezone))
-    print_usage(output, grouped_lines.usage_lines(found, wanted, order), wanted.limit, at.zone)
+    lines = grouped_lines.usage_lines(found, wanted, order)
+    print_lines(output, lines, wanted.limit, lambda usage, most: terminal_tables.usage_table(usage, at.zone, most))
 
 
 @app.command()
 @with_option_groups
 def cost(output: Printed = "table", *, wanted: Grouping, at: Priced) -> None:
     """Show the exact cost by group."""
-    from accountant.cli import grouped_lines
+    from accountant.cli import grouped_lines, terminal_tables
     from accountant.wire.usage_cost_and_job_models import CostAnswer
 
     order = grouped_lines.cost_order(wanted)
     with at.connection() as remote:
         found = remote.whole(CostAnswer, "/v1/cost", _query(wanted, at.timezone))
-    print_cost(output, grouped_lines.cost_lines(found, wanted, order), wanted.limit, at.zone)
+    lines = grouped_lines.cost_lines(found, wanted, order)
+    print_lines(output, lines, wanted.limit, lambda cost, most: terminal_tables.cost_table(cost, at.zone, most))
 
 
 @app.command()
@@ -142,26 +144,15 @@ def _query(wanted: Grouping, timezone: str | None) -> Query:
     return {"by": wanted.by, **span, **filters(wanted.where)}
 
 
-def print_usage(output: Output, found: UsageAnswer, limit: int | None, zone: ZoneInfo) -> None:
-    """Prints lines of usage. limit: how many; None: those that a table has, or all in a file."""
-    from accountant.cli import grouped_lines, terminal_tables
+def print_lines(output: Output, found: Answer, limit: int | None, drawn: Callable[[Answer, int], Table]) -> None:
+    """Prints lines of usage or cost.
 
-    def drawn(usage: UsageAnswer) -> Table:
-        return terminal_tables.usage_table(usage, zone, limit or SHOWN)
+    limit: how many; None: those that a table has, or all in a file.
+    drawn: the table of this many lines."""
+    from accountant.cli.grouped_lines import shortened
 
-    kept = found if output == "table" else grouped_lines.shortened(found, limit)
-    print_answer(output, kept, drawn, kept.lines)
-
-
-def print_cost(output: Output, found: CostAnswer, limit: int | None, zone: ZoneInfo) -> None:
-    """As `print_usage`."""
-    from accountant.cli import grouped_lines, terminal_tables
-
-    def drawn(cost: CostAnswer) -> Table:
-        return terminal_tables.cost_table(cost, zone, limit or SHOWN)
-
-    kept = found if output == "table" else grouped_lines.shortened(found, limit)
-    print_answer(output, kept, drawn, kept.lines)
+    kept = found if output == "table" else shortened(found, limit)
+    print_answer(output, kept, lambda answer: drawn(answer, limit or SHOWN), kept.lines)
 
 
 SHOWN = 50
