@@ -75,7 +75,7 @@ from accountant.wire.usage_cost_and_job_models import (
     WaitLine,
     WaitSpread,
 )
-from gputally.base.money import exact_sum
+from gputally.base.money import sum_if_known
 from gputally.base.near_names import nearest, shown
 from gputally.base.units import MS_PER_DAY, MS_PER_SECOND, US_PER_MS
 from gputally.server.config_loading import Duration, Model, fault_text
@@ -428,7 +428,6 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
             listed = asking.list_jobs(moment, book, page.start_ms, page.end_ms, page.at_ms, where or None, zone, before)
             chosen = asking.chosen(listed, choice, params.state)
             held_before, cost_before = asking.before(chosen)
-            known = [one.cost for one in chosen if one.cost is not None]
             metered = coverage(moment.usage((page.start_ms, page.end_ms), ()))
             head = JobsAnswer(
                 start_ms=page.start_ms,
@@ -438,8 +437,8 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
                 jobs=(),
                 count=len(chosen) or (None if unknown else 0),
                 total_gpu_us=sum(one.allocated_us for one in chosen),
-                total_cost=exact_sum(known) if len(known) == len(chosen) and metered else None,
-                total_burn_per_hour=asking.total_rate(listed.burn_rates(chosen).values()) if metered else None,
+                total_cost=sum_if_known(one.cost for one in chosen) if metered else None,
+                total_burn_per_hour=sum_if_known(listed.burn_rates(chosen).values()) if metered else None,
                 before=None
                 if before is None
                 else JobsBefore(

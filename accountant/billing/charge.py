@@ -22,7 +22,7 @@ from accountant.ledger.usage import HELD, Capacity, Place
 from accountant.prices.price_book import Price
 from gputally.base import called_off
 from gputally.base.apportionment import apportion
-from gputally.base.money import HOUR_PLACES, apportion_gpu_hours, exact_product, exact_sum
+from gputally.base.money import HOUR_PLACES, apportion_gpu_hours, exact_product, sum_if_known
 
 K = TypeVar("K", bound=tuple[str | int, ...])
 
@@ -161,9 +161,7 @@ def quantify_together(charges: Iterable[Charge]) -> list[PricedTime]:
 
 def total_cost(parts: Collection[PricedTime]) -> Decimal | None:
     """The exact cost of all parts; None if any of them is unpriced."""
-    costs = [part.cost for part in parts]
-    known = [cost for cost in costs if cost is not None]
-    return exact_sum(known) if len(known) == len(costs) else None
+    return sum_if_known(part.cost for part in parts)
 
 
 def coverage(items: Iterable[Charge]) -> float:

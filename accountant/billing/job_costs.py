@@ -68,7 +68,7 @@ from agent.wire import PodFacts
 from gputally.base import called_off
 from gputally.base.apportionment import apportion
 from gputally.base.gpu_resources import requested_devices
-from gputally.base.money import exact_product, exact_sum, gpu_hours
+from gputally.base.money import exact_product, gpu_hours, sum_if_known
 from gputally.base.pod_stop import DELETED, FAILED
 from gputally.base.units import MS_PER_HOUR, US_PER_MS
 
@@ -320,6 +320,7 @@ class JobList:
         before: an earlier span to compare with; its jobs are listed too."""
         start_ms, end_ms = span
         self._ledger, self._span, self._where, self._until_ms = ledger, span, where, until_ms
+        self._extents: dict[JobKey, Span | None] = {}
         self._held = _HeldTime(charge_table(ledger, book, start_ms, end_ms, BY, where, timezone))
         compared = None if before is None else before.known
         self._before = _HeldTime(charge_table(ledger, book, *compared, BY, where, timezone)) if compared else None
@@ -404,25 +405,32 @@ class JobList:
             key = JobKey(cluster, namespace, job)
             if key in jobs and (cluster, node) in silent:
                 on_node[key] = max(on_node.get(key, 0), silent[cluster, node])
-        for key, (_, last_ms) in self._ledger.extents(on_node).items() if on_node else ():
-            if on_node[key] - _LAST_MS <= last_ms < on_node[key] + MS_PER_HOUR:
+        for key, held in self._extents_of(on_node).items():
+            if held is not None and on_node[key] - _LAST_MS <= held[1] < on_node[key] + MS_PER_HOUR:
                 yield key
+
+    def _extents_of(self, keys: Collection[JobKey]) -> Mapping[JobKey, Span | None]:
+        """The first and last instant at which each of these jobs held a GPU; None: never. Each is read once."""
+        missing = [key for key in keys if key not in self._extents]
+        if missing:
+            self._extents |= dict.fromkeys(missing) | dict(self._ledger.extents(missing))
+        return {key: self._extents[key] for key in keys}
 
     def built(self, chosen: Sequence[JobFigures]) -> Iterator[Job]:
         """Yield these jobs, in this order."""
         keys = {one.key for one in chosen}
-        held, epochs = self._ledger.extents(keys), self._ledger.epoch_counts(keys)
+        held, epochs = self._extents_of(keys), self._ledger.epoch_counts(keys)
         pods: dict[JobKey, _ShownPods] = defaultdict(_ShownPods)
         for pod in self._ledger.pods(*self._span, of=keys, ordered=False):
             if self._counts(pod):
                 pods[pod.key].add(pod)
         for one in called_off.each(chosen):
-            yield self._job(one, pods.get(one.key) or _ShownPods(), held.get(one.key), epochs.get(one.key, 0))
+            yield self._job(one, pods.get(one.key) or _ShownPods(), held[one.key], epochs.get(one.key, 0))
 
     def burn_rates(self, chosen: Sequence[JobFigures]) -> dict[JobKey, Decimal | None]:
         """The `Job.burn_per_hour` of each of these jobs."""
         running = {one.key for one in chosen if one.state == "running" and one.key in self._burning}
-        held = self._ledger.extents(running) if running else {}
+        held = self._extents_of(running)
         return {one.key: self._burn(one.key, held.get(one.key), one.state)[1] for one in called_off.each(chosen)}
 
     def charges(self, key: JobKey) -> list[Charge]:
@@ -629,20 +637,13 @@ def list_jobs(
     return JobList(ledger, book, (start_ms, end_ms), min(now_ms, end_ms), where, timezone, before=before)
 
 
-def total_rate(rates: Collection[Decimal | None]) -> Decimal | None:
-    """The sum of the rates that a list shows; None if one of them is unknown."""
-    known = [rate for rate in rates if rate is not None]
-    return exact_sum(known) if len(known) == len(rates) else None
-
-
 def before(figures: Sequence[JobFigures]) -> tuple[int | None, Decimal | None]:
     """GPU-µs and cost of compared jobs in the span before; both are None if nothing is known of any, and the cost if a
     part of it has no price."""
     parts = [one.before for one in figures if one.before is not None]
     if figures and not parts:
         return None, None
-    costs = [cost for _, _, cost in parts if cost is not None]
-    return sum(held for held, _, _ in parts), exact_sum(costs) if len(costs) == len(parts) else None
+    return sum(held for held, _, _ in parts), sum_if_known(cost for _, _, cost in parts)
 
 
 def job(

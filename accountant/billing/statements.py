@@ -28,7 +28,7 @@ from accountant.core.periods import Month, zone
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import IDLE, UNASSIGNED, PolicyVersion
 from gputally.base.apportionment import apportion
-from gputally.base.money import HOUR_PLACES, Money, exact_sum, payable, plain
+from gputally.base.money import HOUR_PLACES, Money, exact_sum, payable, plain, sum_if_known
 
 SCHEMA = 2
 """Of the canonical bytes. In those of schema 1, `due` and `due_total` include what is not billed, as the team IDLE."""
@@ -289,10 +289,7 @@ def _costs(lines: Iterable[StatementLine]) -> dict[KindKey, Decimal | None]:
     costs: dict[KindKey, list[Decimal | None]] = {}
     for line in lines:
         costs.setdefault(_kind(line), []).append(line.cost)
-    return {
-        kind: exact_sum(one for one in costs[kind] if one is not None) if None not in costs[kind] else None
-        for kind in sorted(costs)
-    }
+    return {kind: sum_if_known(costs[kind]) for kind in sorted(costs)}
 
 
 class _Totals(TypedDict):

@@ -56,7 +56,7 @@ from accountant.prices.price_book import Committed, Price, PriceBook, commitment
 from accountant.wire.dimensions import OF_TIME
 from accountant.wire.usage_cost_and_job_models import CostAnswer, CostLine, Dimension
 from gputally.base import called_off
-from gputally.base.money import exact_sum
+from gputally.base.money import exact_sum, sum_if_known
 from gputally.base.units import US_PER_MS
 
 _MIG: Final[Dimension] = "mig_profile"
@@ -403,7 +403,6 @@ def cost_of(
         if (billed := [part for part in parts if part.billed])
         for amount, of_nobody in [(total_cost(billed), total_cost([one for one in unheld.get(key, ()) if one.billed]))]
     )
-    known = [line.cost for line in lines if line.cost is not None]
     return CostAnswer(
         start_ms=start_ms,
         end_ms=end_ms,
@@ -411,6 +410,6 @@ def cost_of(
         currency=book.currency if book else None,
         price_book_version=book.version if book else "",
         lines=lines,
-        total=exact_sum(known) if len(known) == len(lines) else None,
+        total=sum_if_known(line.cost for line in lines),
         unpriced_gpu_us=sum(line.unpriced_gpu_us for line in lines),
     )

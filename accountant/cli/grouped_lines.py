@@ -8,10 +8,11 @@ from typing import Any, Final, TypeVar
 
 from accountant.cli.connection_options import Grouping, chosen_order
 from accountant.wire.dimensions import OF_TIME
+from accountant.wire.list_order import in_order
 from accountant.wire.option_types import Order, Orders
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import CostAnswer, CostLine, UsageAnswer, UsageLine
-from gputally.base.money import exact_sum
+from gputally.base.money import sum_if_known
 from gputally.base.number_format import NOTHING
 
 NAMES: Final = {IDLE: "(unallocated)", UNASSIGNED: "(unassigned)", "": NOTHING}
@@ -65,8 +66,7 @@ def cost_lines(answer: CostAnswer, wanted: Grouping, order: Order | None) -> Cos
     found = _found(answer.lines, wanted.search)
     changed: dict[str, Any] = {"lines": _sorted(found, order, _OF_COST, ("cost", "gpu_hours"))}
     if wanted.search:
-        costs = [line.cost for line in found]
-        changed["total"] = exact_sum(cost for cost in costs if cost is not None) if None not in costs else None
+        changed["total"] = sum_if_known(line.cost for line in found)
         changed["unpriced_gpu_us"] = sum(line.unpriced_gpu_us for line in found)
     return answer.model_copy(update=changed)
 
@@ -106,9 +106,5 @@ def _sorted(
     )  # fmt: skip
     if order is None:
         return tuple(found)
-    column, descending = order
-    if column not in figures:
-        return tuple(sorted(found, key=lambda line: line.key.get(column, ""), reverse=descending))
-    known = [line for line in found if figures[column](line) is not None]
-    unknown = [line for line in found if figures[column](line) is None]
-    return (*sorted(known, key=lambda line: figures[column](line) or 0, reverse=descending), *unknown)
+    rank: Callable[[Line], Any] = figures.get(order.column) or (lambda line: line.key.get(order.column, ""))
+    return tuple(in_order(found, rank, descending=order.descending))

@@ -43,7 +43,7 @@ from accountant.wire.usage_cost_and_job_models import (
     UsageAnswer,
     WaitLine,
 )
-from gputally.base.money import exact_sum, minor_places
+from gputally.base.money import exact_sum, minor_places, sum_if_known
 from gputally.base.number_format import NOTHING, hours, percent
 from gputally.base.terminal import figures, table
 
@@ -106,8 +106,7 @@ def cost_table(answer: CostAnswer, zone: ZoneInfo, most: int | None = None) -> T
         parts = [money(unheld, currency)] if divided else []
         return [hours(gpu_us), money(cost, currency), *parts, *([hours(unpriced_us)] if unpriced else [])]
 
-    unheld = [line.unheld_cost for line in answer.lines]
-    whole = exact_sum(one for one in unheld if one is not None) if None not in unheld else None
+    whole = sum_if_known(line.unheld_cost for line in answer.lines)
 
     return table(
         f"Cost in {currency or 'no price book'}, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}",

@@ -44,7 +44,7 @@ from accountant.wire.usage_cost_and_job_models import (
 )
 from gputally.base.clock import Clock, VirtualClock
 from gputally.base.errors import AccountantError
-from gputally.base.money import exact_product, exact_sum, plain
+from gputally.base.money import exact_product, exact_sum, plain, sum_if_known
 from gputally.base.near_names import nearest
 from gputally.server import config_loading
 from gputally.server.config_loading import Exact, Model
@@ -326,10 +326,10 @@ class Fleet:
             CostLine(
                 key=several[0].key,
                 gpu_us=sum(line.gpu_us for line in several),
-                cost=_sum_if_known([line.cost for line in several]),
+                cost=sum_if_known([line.cost for line in several]),
                 unpriced_gpu_us=sum(line.unpriced_gpu_us for line in several),
-                held_cost=_sum_if_known([line.held_cost for line in several]),
-                unheld_cost=_sum_if_known([line.unheld_cost for line in several]),
+                held_cost=sum_if_known([line.held_cost for line in several]),
+                unheld_cost=sum_if_known([line.unheld_cost for line in several]),
             )
             for _, several in sorted(by_key.items())
         )
@@ -340,7 +340,7 @@ class Fleet:
             currency=rates.to if currencies else None,
             price_book_version=", ".join(sorted({one.price_book_version for one in answers if one.price_book_version})),
             lines=lines,
-            total=_sum_if_known([line.cost for line in lines]),
+            total=sum_if_known([line.cost for line in lines]),
             unpriced_gpu_us=sum(line.unpriced_gpu_us for line in lines),
             note=_note(members, query.end_ms, left_out, labels),
         )
@@ -474,12 +474,6 @@ def _note(members: Sequence[Member], end_ms: int, left_out: Mapping[str, str], l
         ]  # fmt: skip
         notes += [f"label {label} is not exported by: {', '.join(without)}"] if without else []
     return "; ".join([*notes, *(f"left out: {reason}" for reason in left_out.values())])
-
-
-def _sum_if_known(amounts: Sequence[Decimal | None]) -> Decimal | None:
-    """The sum of all amounts; None if one of them is unknown."""
-    known = [amount for amount in amounts if amount is not None]
-    return exact_sum(known) if len(known) == len(amounts) else None
 
 
 def _ledger_month(member: Member, month: Month, stated: Statement) -> LedgerMonth:

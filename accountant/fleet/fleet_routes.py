@@ -34,7 +34,7 @@ from accountant.api.query_parameters import (
     invalid,
     with_span_before,
 )
-from accountant.billing.job_costs import rank_of, total_rate
+from accountant.billing.job_costs import rank_of
 from accountant.billing.statements import Statement
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core import periods
@@ -88,7 +88,7 @@ from accountant.wire.option_types import JOB_ORDERS, NODE_ORDERS, JobKind
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import CostAnswer, Job, JobSort, UsageAnswer
 from gputally.base.clock import Clock
-from gputally.base.money import exact_sum
+from gputally.base.money import exact_sum, sum_if_known
 from gputally.base.units import MS_PER_SECOND
 from gputally.server.request_handling import tagged
 from gputally.server.tokens_and_grants import Principal
@@ -491,7 +491,7 @@ def _added(sums: Sequence[page_rows.Jobs], currencies: Sequence[str | None]) -> 
         (), sum(one.count for one in sums), sum(one.allocated_us for one in sums), sum(one.idle_us for one in sums),
         exact_sum(one.total for one in sums), unpriced=any(one.unpriced for one in sums),
         before=_added(before, ())[0] if before else None,
-        burn_per_hour=total_rate([one.burn_per_hour for one in sums]),
+        burn_per_hour=sum_if_known(one.burn_per_hour for one in sums),
     )  # fmt: skip
     return whole, currencies[0] if len(set(currencies)) == 1 else None
 

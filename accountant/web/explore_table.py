@@ -29,7 +29,7 @@ from accountant.wire.option_types import Order
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from gputally.base import called_off
 from gputally.base.measures import SHOWN
-from gputally.base.money import exact_sum, gpu_hours
+from gputally.base.money import exact_sum, gpu_hours, sum_if_known
 
 Kind = Literal["GPU-hours", "money", "price", "share", "GiB", "W", "kWh"]
 Figure: TypeAlias = int | Decimal | float | None
@@ -189,7 +189,7 @@ class Table:
         sums = {name: (above << 32) + below for name, above, below in zip(self.names, high, low, strict=True)}
         billed = [one for one in called_off.each(at.tolist()) if self.billed_us[one]]
         cost, unheld_cost, amount, unheld_amount = (
-            exact_sum([one for one in of if one is not None]) if metered and None not in of else None
+            sum_if_known(of) if metered else None
             for of in (
                 [costs[one] for one in billed]
                 for costs in (self.costs, self.unheld_costs, self.amounts, self.unheld_amounts)

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from accountant.billing.charge import ALLOCATED, BILLED, Account, quantify, unpriced_us
 from accountant.billing.cost_allocation import statement
-from accountant.billing.job_costs import JobChoice, JobFigures, JobList, chosen, total_rate
+from accountant.billing.job_costs import JobChoice, JobFigures, JobList, chosen
 from accountant.billing.queue_waits import pod_wait
 from accountant.billing.statements import Adjustment, Correction
 from accountant.billing.usage_pricing import charges
@@ -29,7 +29,7 @@ from accountant.wire.option_types import JobState
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, Job, UsageLine
 from gputally.base.gpu_resources import requested_devices
-from gputally.base.money import exact_sum
+from gputally.base.money import exact_sum, sum_if_known
 from gputally.base.units import MS_PER_HOUR, US_PER_MS
 
 _OF_HOLDING: Final[tuple[Dimension, ...]] = ("cluster", "team", "namespace", "job", "gpu_model")
@@ -168,7 +168,7 @@ def jobs_by_state(jobs: JobList, most: int, choice: JobChoice, skipped: int = 0)
     return {
         state: replace(
             _jobs(of_state, tuple(built[one.key] for one in of_state[part])),
-            burn_per_hour=total_rate([rates[one.key] for one in of_state]),
+            burn_per_hour=sum_if_known(rates[one.key] for one in of_state),
         )
         for state, of_state in by_state.items()
     }

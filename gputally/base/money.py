@@ -196,6 +196,13 @@ def exact_sum(values: Iterable[Decimal]) -> Decimal:
     return total
 
 
+def sum_if_known(values: Iterable[Decimal | None]) -> Decimal | None:
+    """The exact sum; None if one of the values is unknown."""
+    listed = list(values)
+    known = [value for value in listed if value is not None]
+    return exact_sum(known) if len(known) == len(listed) else None
+
+
 def plain(value: Decimal) -> str:
     """Format a decimal without exponent and thousands separators, as files and hashes need it."""
     return format(value, "f")
