@@ -59,7 +59,7 @@ from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.exports import rendering_process
 from accountant.exports.format_field import FormatField
-from accountant.exports.protocol import exports, file_name
+from accountant.exports.protocol import default_format, exports, file_name
 from accountant.ledger.journal import FIRST_DIGEST, broken_at
 from accountant.prices.price_book import PriceBook, Share
 from accountant.reports import report_builder
@@ -85,7 +85,7 @@ class StatementParams(SpanParams):
 
 
 class ReportParams(StatementParams):
-    format: FormatField = Field(default="html", description="The file format.")
+    format: FormatField = Field(default=default_format("html"), description="The file format.")
 
 
 @dataclass(frozen=True, slots=True)

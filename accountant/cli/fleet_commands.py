@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 from typer import Argument, Option
@@ -17,14 +17,14 @@ from typer import Argument, Option
 from accountant.cli.connection_options import End, Grouping, Printed, Timezone, filters, write_file
 from accountant.cli.usage_commands import print_lines
 from accountant.exports.format_names import Format
-from accountant.exports.protocol import exports, file_name
+from accountant.exports.protocol import default_format, exports, file_name
 from accountant.lake.engines.protocol import ENGINE_NAME, SEAM, EnginePlugin
 from gputally.base import instants
 from gputally.base.clock import SystemClock
 from gputally.base.command_options import refuse_ignored, with_option_groups
 from gputally.base.command_output import show
 from gputally.base.errors import CannotStart
-from gputally.base.plugins import plugins
+from gputally.base.plugins import plugins, preferred
 from gputally.base.units import MS_PER_HOUR
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 else:
     # One that cannot be used too: who names it is told why.
     EngineName = Literal[tuple(_ENGINES)]
+_ENGINE: Final = preferred(_ENGINES, "duckdb")
+_FORMAT: Final = default_format("html")
 _URLS = ", ".join(one.manifest.urls for one in _ENGINES.values() if one.manifest is not None and one.manifest.urls)
 LakePlace = Annotated[
     str,
@@ -54,7 +56,7 @@ LakePlace = Annotated[
 class EngineOptions:
     """The options that choose the engine which runs a command's queries."""
 
-    engine: Annotated[EngineName, Option("--engine", help="The engine that runs the queries.")] = "duckdb"
+    engine: Annotated[EngineName, Option("--engine", help="The engine that runs the queries.")] = _ENGINE
     engine_url: Annotated[
         str,
         Option("--engine-url", envvar="GPUTALLY_ENGINE_URL", help=f"URL of the engine: {_URLS}."),
@@ -273,7 +275,7 @@ def report(
     rates: RatesFile = None,
     output: Printed = "table",
     to: Annotated[Path | None, Option(help="Folder into which the report of each cluster is written.")] = None,
-    format: Annotated[Format, Option(help="With --to: file format of these reports.")] = "html",
+    format: Annotated[Format, Option(help="With --to: file format of these reports.")] = _FORMAT,
     *,
     engine: EngineOptions,
 ) -> None:

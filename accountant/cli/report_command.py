@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from typer import Argument, Option
 
 from accountant.cli.connection_options import End, Priced, Start, write_file
 from accountant.exports.format_names import Format
-from accountant.exports.protocol import exports, file_name
+from accountant.exports.protocol import default_format, exports, file_name
 from gputally.base.clock import SystemClock
 from gputally.base.command_options import with_option_groups
 from gputally.base.errors import CannotStart
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+_DEFAULT: Final = default_format("html")
 LAST = "last"
 """Stands for the calendar month before the current one."""
 
@@ -37,7 +38,7 @@ def report(
     end: End = None,
     team: Annotated[str | None, Option(help="Report of this team only (default: the whole cluster).")] = None,
     format: Annotated[
-        Format | None, Option(help="File format of the report (default: by the ending of --to, otherwise html).")
+        Format | None, Option(help=f"File format of the report (default: by the ending of --to, otherwise {_DEFAULT}).")
     ] = None,
     to: Annotated[
         Path | None,
@@ -58,9 +59,9 @@ def report(
         month = str(before(SystemClock().wall_ms(), at.timezone or "UTC"))
     span: Query = {"month": month} if month is not None else {"start": start, "end": end}
     query = {**span, "team": team, "timezone": at.timezone}
-    form = format or "html"
+    form = format or _DEFAULT
     if to is not None and not to.is_dir():
-        form = format_of_file(to, {name: export.suffix for name, export in exports().items()}, format, "html")
+        form = format_of_file(to, {name: export.suffix for name, export in exports().items()}, format, _DEFAULT)
     if to is None and sys.stdout.isatty() and not exports()[form].readable:
         raise CannotStart(f"{form} is no format for a terminal: name a file with --to, or redirect the output")
     with at.connection() as remote:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Final
 
-from gputally.base.plugins import OURS, plugins, usable
+from gputally.base.plugins import OURS, plugins, preferred, usable
 
 if TYPE_CHECKING:
     from accountant.reports.report_builder import Report
@@ -74,6 +74,12 @@ class ExportPlugin:
 def exports() -> Mapping[str, ExportPlugin]:
     """The usable exports by name."""
     return usable(SEAM, ExportPlugin)
+
+
+def default_format(*wanted: str) -> str:
+    """The format of a report for which nobody names one: the first of the wanted ones that is installed, otherwise
+    another for reports of any days."""
+    return preferred([name for name, export in exports().items() if not export.charges], *wanted)
 
 
 def package_of(name: str) -> str | None:

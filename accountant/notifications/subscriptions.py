@@ -33,7 +33,7 @@ from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, TypeAda
 
 from accountant.channels.protocol import SEAM, Channel, ChannelPlugin, Message, Refused
 from accountant.exports.format_field import OrderedFormat
-from accountant.exports.protocol import exports
+from accountant.exports.protocol import default_format, exports
 from accountant.ledger.journal import Act, NewAct
 from gputally.base.background_tasks import error_summary
 from gputally.base.plugins import MOST_LOADING_S, BrokenPlugin, NoPlugin, named, usable, within
@@ -120,7 +120,9 @@ class ReportOrder(Model):
     """None: the report of the whole cluster."""
     each_team: bool = False
     """One report for every team with a billed amount, or with a correction, a credit or a charge, in the span."""
-    forms: tuple[OrderedFormat, ...] = Field(default=("pdf",), min_length=1)
+    forms: tuple[OrderedFormat, ...] = Field(
+        default_factory=lambda: (default_format("pdf", "html"),), min_length=1, validate_default=True
+    )
     to: tuple[Name, ...] = Field(min_length=1)
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ import builtins
 import collections.abc
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
@@ -114,6 +114,12 @@ def named(seam: str, kind: type[T], name: str) -> T:
         if one.name == name:
             raise BrokenPlugin(f"{name} of the package {one.package} {one.version} cannot be used: {one.fault}")
     raise NoPlugin(f"no plug-in is called {shown(name)}{nearest(name, usable(seam, kind))}")
+
+
+def preferred(names: Collection[str], *wanted: str) -> str:
+    """The first of the wanted names that is among the names, otherwise the first of these: a default that follows what
+    is installed. Without names it is the first that is wanted, which is then refused as any other unknown name."""
+    return next((name for name in (*wanted, *names) if name in names), wanted[0])
 
 
 def _named_and_versioned(package: Distribution | None) -> tuple[str, str]:

@@ -68,6 +68,12 @@ def test_a_fault_in_the_orders_is_told_with_its_line(text, fault):
     assert fault in str(told.value)
 
 
+@pytest.mark.parametrize("of", ["month", "week"])
+def test_an_order_without_a_form_gets_one_that_is_installed(of):
+    (order,) = deliveries_file(f"reports:\n  - {{of: {of}, to: [disk]}}\n").reports
+    assert set(order.forms) < exports().keys()
+
+
 @pytest.mark.parametrize("form", [name for name, export in exports().items() if export.charges])
 def test_a_form_with_every_charge_of_a_month_is_for_no_week(form):
     with pytest.raises(FileFault, match=f"{form} is only for a month, and this report covers a week"):

@@ -16,7 +16,7 @@ import pytest
 
 from gputally.__main__ import main
 from gputally.base import plugins as registry
-from gputally.base.plugins import OURS, NoPlugin, TakesTooLong, named, plugins, usable, within
+from gputally.base.plugins import OURS, NoPlugin, TakesTooLong, named, plugins, preferred, usable, within
 from tests.plugins.installed import install
 
 if TYPE_CHECKING:
@@ -42,6 +42,13 @@ def test_a_plugin_is_found_by_its_name(folder: Path) -> None:
     (found,) = plugins(SEAM, Manifest)
     assert (found.name, found.package, found.version, found.fault) == ("one", "some-package", "1.2", "")
     assert named(SEAM, Manifest, "one") == Manifest("one")
+
+
+@pytest.mark.parametrize(
+    ("installed", "chosen"), [(["a", "pdf", "html"], "pdf"), (["a", "html"], "html"), (["b", "a"], "b"), ([], "pdf")]
+)
+def test_a_default_follows_what_is_installed(installed: list[str], chosen: str) -> None:
+    assert preferred(installed, "pdf", "html") == chosen
 
 
 @pytest.mark.parametrize(
