@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -27,8 +27,7 @@ from fairshare.controller.claimed_pods import ClaimedPods
 from fairshare.controller.control_loop import ALONE, Controller
 from fairshare.controller.controller_metrics import ControllerMetrics
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.controller.kube_scheduler_extender import Extender, ExtenderViews
-from fairshare.controller.pod_index import PodIndex
+from fairshare.controller.extender_views import ExtenderViews
 from fairshare.controller.policy_difference import changed_texts, policy_decision
 from fairshare.controller.policy_file import PolicyLocation, policy_writer
 from fairshare.core.gpu_demand import PodReducer, read_claiming, read_member
@@ -37,7 +36,9 @@ from fairshare.core.settings import ControllerSettings, address
 from fairshare.http_server import LIMITS, Probes, serve, serve_extender
 from fairshare.preemption.preemption_controller import no_calls
 from fairshare.preemption.service_latency_objectives import Alarms, prometheus_latency
+from fairshare.targets.extender import Extender
 from fairshare.targets.installed import adapters, kinds, opened
+from fairshare.targets.pod_index import PodIndex
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.usage.accountant_client import AccountantApi, other_clusters
 from fairshare.web.ended_session_stores import AccountantSessions, SessionConfigMap
@@ -47,7 +48,7 @@ from fairshare.web.what_if_worker import Previews, PreviewWorker
 from gputally.base import called_off
 from gputally.base.background_tasks import BackgroundTasks, Work, error_summary
 from gputally.base.clock import Clock, SystemClock
-from gputally.base.errors import ClusterError, FairshareError
+from gputally.base.errors import CannotStart, ClusterError, FairshareError
 from gputally.base.yaml_file import FileFault
 from gputally.kubernetes.leader_election import Election
 from gputally.kubernetes.list_watch import Reflector
@@ -150,10 +151,15 @@ def run(settings: ControllerSettings, stop: threading.Event) -> None:
                 stack.enter_context(run_beside(f"fairshare-{each.path.rpartition('/')[2]}", each.run, stop, tasks))
         if election is not None:
             stack.enter_context(run_beside("fairshare-lease", election.run, stop, tasks, serves=True))
-        extender = Extender(views.view, clock, with_claims=claimed.with_claims) if settings.extender_listen else None
-        if extender is not None:
+        extenders: dict[str, Extender] = {}
+        if settings.extender_listen:
+            extenders = {
+                each.name: each.extender(views.view, clock, with_claims=claimed.with_claims)
+                for each in adapters()
+                if each.extender is not None
+            }
             sys.setswitchinterval(THREAD_SWITCH_S)
-            stack.enter_context(_extender(settings, extender, metrics, tasks, over))
+            stack.enter_context(_extenders(settings, extenders.values(), metrics, tasks, over))
         if settings.pages_listen:
             stack.enter_context(serve_pages(settings, reports, client, clock, cluster, tasks, saved.append, over))
         alarms: Alarms | None = None
@@ -177,7 +183,7 @@ def run(settings: ControllerSettings, stop: threading.Event) -> None:
             unseen=reflector.behind if settings.watch_pods else lambda: None,
             unreadable=lambda: _unreadable(reflector, *claims),
             term=term,
-            acts={each.name: extender.acts for each in adapters() if each.extender} if extender is not None else {},
+            acts={name: extender.acts for name, extender in extenders.items()},
             calls=alarms or no_calls,
             others=others,
             name=f"{settings.status_namespace}/{settings.lease}" if election is not None else "",
@@ -276,17 +282,21 @@ def _election(settings: ControllerSettings, clock: Clock) -> Election | None:
     return Election(settings.lease, settings.status_namespace, identity, clock, connect)
 
 
-def _extender(
+def _extenders(
     settings: ControllerSettings,
-    extender: Extender,
+    extenders: Collection[Extender],
     metrics: ControllerMetrics,
     tasks: BackgroundTasks,
     over: threading.Event,
 ) -> AbstractContextManager[str]:
+    """Serve what schedulers ask. Raises CannotStart."""
+    if not extenders:
+        raise CannotStart("extender_listen: no installed scheduler asks the controller: leave it empty")
     host, port = address(settings.extender_listen)
+    routes = {path: answer for extender in extenders for path, answer in extender.routes.items()}
     tls = _tls(settings.extender_certificate, settings.extender_key, settings.extender_client_authority, clients=True)
     return serve_extender(
-        host, port, extender, answered=metrics.answered, tls=tls, tasks=tasks, hosts=settings.hosts, over=over
+        host, port, routes, answered=metrics.answered, tls=tls, tasks=tasks, hosts=settings.hosts, over=over
     )
 
 

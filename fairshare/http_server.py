@@ -1,6 +1,6 @@
-"""Serves the probes, the metrics and the kube-scheduler extender over HTTP.
+"""Serves the probes, the metrics and the answers to schedulers that ask (`fairshare.targets.extender`) over HTTP.
 
-The probes and the metrics share one listener, and the extender has its own. Both limit connections, handshakes and
+The probes and the metrics share one listener, and schedulers have their own. Both limit connections, handshakes and
 headers (`gputally.server.https_server`)."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from fairshare.controller.kube_scheduler_extender import MOST_BYTES, BadRequest, Extender
+from fairshare.targets.extender import MOST_BYTES, BadRequest, ExtenderAnswer
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 from gputally.base.units import MS_PER_SECOND
@@ -115,7 +115,7 @@ def serve(
 def serve_extender(
     host: str,
     port: int,
-    extender: Extender,
+    routes: Mapping[str, Callable[[bytes], ExtenderAnswer]],
     *,
     answered: Callable[[str, float, str], None] | None = None,
     tls: Tls | None = None,
@@ -123,38 +123,36 @@ def serve_extender(
     hosts: Collection[str] = (),
     over: threading.Event | None = None,
 ) -> Iterator[str]:
-    """Serve `POST /scheduler/prioritize` and `/scheduler/preempt` until the context ends, and yield the base URL.
+    """Serve what answers POST requests, by path, until the context ends, and yield the base URL. Raises CannotStart.
 
-    Raises CannotStart.
-
-    answered: called after every response with the verb, the seconds that it took, and `ok`, `late` or `refused`.
+    answered: called after every response with the verb (the last part of the path), the seconds that it took, and `ok`,
+        `late` or `refused`.
     hosts: public host names of the listener.
     over: as in `https_server.serve`."""
-    verbs = {"prioritize": extender.prioritize, "preempt": extender.preempt}
 
-    async def answer(request: Request) -> Response:
-        """Answer on the event loop without a thread, because answers come from memory and have a deadline."""
-        started = time.monotonic()
-        verb = request.path_params["verb"]
-        if verb not in verbs:
-            raise HTTPException(404)
-        content = await read_body(request, MOST_BYTES, BODY_S)
-        try:
-            decision = verbs[verb](content)
-        except BadRequest as error:
-            result, response = "refused", _refused(400, str(error))
-        else:
-            result = "late" if decision.late else "ok"
-            response = Response(msgspec.json.encode(decision.body), media_type="application/json")
-        if answered is not None:
-            answered(verb, time.monotonic() - started, result)
-        return response
+    def answering(path: str, decide: Callable[[bytes], ExtenderAnswer]) -> Route:
+        async def answer(request: Request) -> Response:
+            """Answer on the event loop without a thread, because answers come from memory and have a deadline."""
+            started = time.monotonic()
+            content = await read_body(request, MOST_BYTES, BODY_S)
+            try:
+                decision = decide(content)
+            except BadRequest as error:
+                result, response = "refused", _refused(400, str(error))
+            else:
+                result = "late" if decision.late else "ok"
+                response = Response(msgspec.json.encode(decision.body), media_type="application/json")
+            if answered is not None:
+                answered(path.rpartition("/")[2], time.monotonic() - started, result)
+            return response
+
+        return Route(path, answer, methods=["POST"])
 
     async def refuse(_: Request, error: HTTPException) -> Response:
         return _refused(error.status_code, error.detail, error.headers)
 
     app = Starlette(
-        routes=[Route("/scheduler/{verb}", answer, methods=["POST"])],
+        routes=[answering(path, decide) for path, decide in routes.items()],
         exception_handlers={HTTPException: refuse},  # type: ignore[dict-item]  # a handler of its own exception
     )
     wrapped = RequestLog(HostCheck(app, hosts, "hosts"), "fairshare.http")

@@ -95,6 +95,8 @@ class GuardedAdapter(Adapter):
             raise TypeError(f"its most_writes is {most_writes!r}, not a number from 1")
         if adapter.stop is not None:
             raise TypeError("it has a `stop`, and workloads of schedulers of other packages are stopped by their pods")
+        if adapter.extender is not None:
+            raise TypeError("it has an `extender`, and schedulers of other packages cannot ask the controller")
         self.settings, self.most_writes = settings, min(most_writes, MOST_WRITES)
         self.reasons, self.managers = _reasons(adapter.reasons), _managers(adapter.managers)
         self._kinds = frozenset(kind for versions in plugin.kinds for kind in versions)

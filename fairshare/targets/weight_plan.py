@@ -26,6 +26,7 @@ from fairshare.core.gpu_demand import smallest_waiting
 from fairshare.core.gpu_models import OWN_DECISIONS
 from fairshare.core.queues_and_weights import Condition, ConditionReason, Observation, Pod, TargetQueue, Value, Weight
 from fairshare.core.scheduler_queue_objects import WeightAnnotations, join_texts
+from fairshare.targets.extender import Extender
 from fairshare.targets.status_config_map import StatusObject
 from fairshare.targets.whole_stop import WholeStop
 from gputally.base.clock import Clock
@@ -80,7 +81,8 @@ class Adapter(ABC):
     stop: stops its workloads through their own objects; None: by evicting their pods, as for every scheduler of another
         package.
     most_writes: the largest number of writes in one cycle; for a scheduler of another package at most MOST_WRITES.
-    extender: whether the scheduler asks the controller's extender, which then says whether weights act.
+    extender: answers the scheduler's own requests, and says whether it asks and so weights act; None: it asks nothing,
+        as every scheduler of another package.
     managers: what to do about a field that another manager owns, by the beginning of the manager's name; the text can
         name {group}, {kind} and {field}."""
 
@@ -90,7 +92,7 @@ class Adapter(ABC):
     reasons: tuple[ConditionReason, ...] = ()
     stop: WholeStop | None = None
     most_writes: int = MOST_WRITES
-    extender: bool = False
+    extender: type[Extender] | None = None
     managers: Mapping[str, str] = MappingProxyType({})
 
     @abstractmethod

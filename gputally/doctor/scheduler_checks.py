@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any
 
 from accountant.wire.policy_models import Policy, QueuePolicy
-from fairshare.controller.kube_scheduler_extender import REMEDY
 from fairshare.controller.policy_file import advice
 from fairshare.core.gpu_demand import millis, read_member, read_pod, sized
 from fairshare.core.gpu_models import model_of_labels, policy_of_part, units
@@ -165,10 +164,12 @@ def extender(policy: Policy | None, conditions: Sequence[tuple[str, Condition]])
     """Check whether a scheduler calls the extender, if the policy refers to it.
 
     conditions: (target, condition) of each condition in the controller's status ConfigMap."""
-    for name in (adapter.name for adapter in adapters() if adapter.extender and queues_of(policy, adapter.name)):
-        effective = [each for target, each in conditions if target == name and each.type == "Effective"]
-        for finding in _of_conditions(name, effective):
-            yield replace(finding, remedy=REMEDY)
+    for adapter in adapters():
+        if adapter.extender is None or not queues_of(policy, adapter.name):
+            continue
+        effective = [each for target, each in conditions if target == adapter.name and each.type == "Effective"]
+        for finding in _of_conditions(adapter.name, effective):
+            yield replace(finding, remedy=adapter.extender.remedy)
 
 
 def conflicts(policy: Policy | None, objects: Sequence[OwnQueue], pods: Sequence[tuple[Pod, str]]) -> CheckResult:

@@ -1,26 +1,18 @@
-"""Every address, form and request of the controller at the edges of its values: an answer, or a refusal with the place
+"""Every address and form of the controller at the edges of its values: an answer, or a refusal with the place
 of the fault, and never a defect."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, urlencode
 
-import httpx2
 import pytest
 import yaml
 
-from fairshare.controller.kube_scheduler_extender import Extender, ExtenderView
-from fairshare.controller.pod_index import PodIndex
 from fairshare.controller.policy_file import digest
-from fairshare.http_server import serve_extender
 from fairshare.web.policy_form import LISTED, QUEUE, PolicyText, form_of, scalars
 from fairshare.web.policy_pages import ROUTES
-from gputally.base.clock import VirtualClock
 from tests.attacks.edges import DECIMALS, EDGES, INTEGERS, mutations
-from tests.fairshare.builders import node_object, pod_object
 from tests.fairshare.web.controller_pages import Answer, Stage, stage
 from tests.fake_scheduler import fake_scheduler as fake_scheduler
 from tests.hypothesis_examples import examples
@@ -105,30 +97,3 @@ def test_every_value_of_a_policy_in_a_form_survives_its_edges(here: Stage) -> No
         ):
             form = {"text": text, "base": digest(text), "days": "0", name: value}
             checked(here.post(route, form), (route, name, value))
-
-
-@pytest.fixture(scope="module")
-def extender() -> Iterator[str]:
-    view = ExtenderView({"n1": 8.0, "n2": 8.0}, PodIndex())
-    with serve_extender("127.0.0.1", 0, Extender(lambda: view, VirtualClock(0))) as url:
-        yield url
-
-
-POD = pod_object("p", gpus=2)
-REQUESTS: dict[str, dict[str, Any]] = {
-    "prioritize": {"Pod": POD, "NodeNames": ["n1", "n2"], "Nodes": {"items": [node_object("n1", 8)]}},
-    "preempt": {
-        "Pod": POD,
-        "NodeNameToVictims": {"n1": {"Pods": [pod_object("v")], "NumPDBViolations": 0}},
-        "NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "u"}], "NumPDBViolations": 0}},
-    },
-}
-
-
-@pytest.mark.parametrize("verb", REQUESTS)
-def test_every_field_of_a_schedulers_request_survives_its_edges(extender: str, verb: str) -> None:
-    with httpx2.Client(base_url=extender) as client:
-        for changed in mutations(REQUESTS[verb])[:: examples(6, 1)]:
-            answer = client.post(f"/scheduler/{verb}", content=json.dumps(changed).encode())
-            assert answer.status_code in (200, 400), (answer.status_code, answer.text[:300], changed)
-            assert answer.status_code == 200 or answer.json()["Error"], "the reason"

@@ -24,10 +24,11 @@ from accountant.wire.policy_models import Policy
 from fairshare.composition import THREAD_SWITCH_S, ShortCollections
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.controller.kube_scheduler_extender import Extender, ExtenderViews
-from fairshare.controller.pod_index import PodIndex
+from fairshare.controller.extender_views import ExtenderViews
 from fairshare.core.queues_and_weights import Pod
 from fairshare.http_server import serve_extender
+from fairshare.schedulers.kube_scheduler.extender import KubeSchedulerExtender
+from fairshare.targets.pod_index import PodIndex
 from gputally.base.clock import SystemClock
 from gputally.kubernetes.objects import GPU, NODE
 from tests.bench.cycle import Ledger, Shelf
@@ -79,7 +80,7 @@ def serve() -> None:
 
     controller = Controller(policy, Ledger(policy), Shelf({NODE: nodes}), clock, pods=index.pods, observe=observe)
     controller.cycle()
-    extender = Extender(views.view, clock)
+    extender = KubeSchedulerExtender(views.view, clock)
     spent: list[float] = []
     answer = extender.prioritize
 
@@ -106,7 +107,7 @@ def serve() -> None:
                 return
 
     threads = [threading.Thread(target=change), threading.Thread(target=cycle)]
-    with serve_extender("127.0.0.1", 0, extender) as url:
+    with serve_extender("127.0.0.1", 0, extender.routes) as url:
         for thread in threads:
             thread.start()
         print(url, flush=True)

@@ -12,7 +12,7 @@ from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Object
 from gputally.testing.fake_accountant import usage_window
-from tests.fairshare.builders import node_object, policy_of
+from tests.fairshare.builders import node_object, pod_object, policy_of
 from tests.fairshare.conftest import NOW_MS, Accountant
 from tests.fairshare.observations import pods_of
 
@@ -58,3 +58,10 @@ def two_models() -> list[Object]:
 def one_cycle(cluster: MemoryCluster, policy: Policy, accountant: Accountant | None = None) -> CycleReport:
     accountant = accountant or ByModel()
     return Controller(policy, accountant, cluster, VirtualClock(NOW_MS), pods=lambda: pods_of(cluster)).cycle()
+
+
+def waiting_for(name: str, queue: str, gpus: int, model: str | None) -> Object:
+    pod = pod_object(name, queue, node="", gpus=gpus)
+    if model is not None:
+        pod["spec"]["nodeSelector"] = {LABEL: model}
+    return pod

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fairshare.core.gpu_demand import read_pod
+from fairshare.core.queues_and_weights import Pod
 from gputally.kubernetes.objects import Object
 
 NVL, PRO_6000, PRO_5000 = (
@@ -31,3 +33,19 @@ BOTH = [
     node("pro", PRO_6000, {"1g.24gb": 2, "2g.48gb": 1}),
     node("small", PRO_5000, {"2g.48gb": 2}),
 ]
+
+
+def mig_pod(name: str, profile: str, on: str = "", count: int = 1, product: str = "") -> Pod:
+    found = read_pod(
+        {
+            "metadata": {"name": name, "namespace": "ns", "uid": name},
+            "spec": {
+                "schedulerName": "fake-scheduler",
+                "nodeName": on,
+                "nodeSelector": selector_of(product),
+                "containers": [{"resources": {"limits": {f"nvidia.com/mig-{profile}": str(count)}}}],
+            },
+        }
+    )
+    assert found is not None
+    return found

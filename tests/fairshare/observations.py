@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.controller.kube_scheduler_extender import ExtenderView, NodeScores
 from fairshare.core.gpu_demand import read_member
 from fairshare.core.queues_and_weights import Condition, Pod
 from gputally.kubernetes.objects import POD, Cluster
@@ -45,8 +43,3 @@ def reasons_of(found: Any) -> dict[str, tuple[str, str]]:
 def pods_of(cluster: Cluster) -> tuple[Pod, ...]:
     """Return the cluster's pods with GPUs, as the controller's watch holds them."""
     return tuple(pod for obj in cluster.list(POD) if (pod := read_member(obj)) is not None)
-
-
-def scores(pod: Pod, nodes: Sequence[str], view: ExtenderView) -> dict[str, int]:
-    """Return the extender's scores by node."""
-    return dict(zip(nodes, NodeScores(nodes, view).of(pod, view), strict=True))

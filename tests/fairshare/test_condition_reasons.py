@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 
-from fairshare.controller.kube_scheduler_extender import Extender
 from fairshare.core import scheduler_queue_objects
 from fairshare.core.queues_and_weights import ConditionReason
 from fairshare.targets.installed import adapters
-from gputally.base.clock import VirtualClock
 from gputally.base.errors import ClusterRefused, ClusterUnavailable, NotFound
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.scheduler_plugins import SchedulerPlugin, schedulers
@@ -27,7 +25,7 @@ from tests.fairshare.case_types import Case, Reason
 from tests.fairshare.conftest import Accountant, Make
 from tests.fairshare.observations import conditions_of
 from tests.fairshare.scheduler_kinds import KINDS
-from tests.plugin_cases import needs, plugin_cases, registered
+from tests.plugin_cases import needs, plugin_cases
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/conditions.md").read_text("utf-8")
@@ -65,8 +63,7 @@ def _literals(path: Path) -> Iterator[tuple[str, str]]:
 def test_every_reason_of_the_code_is_on_the_page_and_every_one_of_the_page_is_in_the_code() -> None:
     listed = {(kind, reason) for _, kind, _, reason in REASONS}
     modules = sorted((ROOT / "fairshare").rglob("*.py"))
-    unused = set() if registered("schedulers.kube-scheduler") else {"kube_scheduler_extender.py"}
-    made = {found for path in modules if path.name not in unused for found in _literals(path)}
+    made = {found for path in modules for found in _literals(path)}
     assert len(made) > 20
     assert made - listed == set()
     source = "".join(path.read_text("utf-8") for path in [*modules, ROOT / "gputally/base/errors.py"])
@@ -121,25 +118,7 @@ def test_the_objects_of_a_scheduler_bring_a_reason_about_and_make_it_go(
     assert (found == (status, reason)) is not mended, found
 
 
-@needs("schedulers.kube-scheduler")
-def test_the_kube_scheduler_is_heard_by_the_extender_alone(clock: VirtualClock, controller_of: Make) -> None:
-    policy = policy_of([{"name": "a", "refs": ["policy:a"]}], targets={"kube_scheduler": {"mode": "extender"}})
-    cluster = MemoryCluster(KINDS)
-
-    def effective(**options: Any) -> tuple[str, str]:
-        report = controller_of(policy, cluster, **options).cycle()
-        return conditions_of(report)["kube-scheduler.Effective"]
-
-    assert effective() == ("Unknown", "AsksTheExtender")
-    extender = Extender(lambda: None, clock)
-    assert effective(acts={"kube-scheduler": extender.acts}) == ("Unknown", "NoRequests")
-    extender.prioritize(b'{"Pod": {"metadata": {"name": "p", "namespace": "n", "uid": "u"}}, "NodeNames": ["n1"]}')
-    assert effective(acts={"kube-scheduler": extender.acts}) == ("True", "Asked")
-
-
 OBJECTS = [ONE, queue_object("b", quota=8), WELL, node_object("n1", gpus=8)]
-
-
 AB = policy_of([{"name": name, "refs": [f"fake:{name}"]} for name in "ab"])
 
 

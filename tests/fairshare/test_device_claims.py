@@ -11,15 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairshare.controller.claimed_pods import ClaimedPods
-from fairshare.controller.kube_scheduler_extender import Extender, ExtenderView
-from fairshare.controller.pod_index import PodIndex
 from fairshare.core.device_claims import CLAIMS, CLASSES, TEMPLATES, VERSIONS, read_claim, read_class, read_template
 from fairshare.core.gpu_demand import read_claiming
-from gputally.base.clock import VirtualClock
+from fairshare.targets.pod_index import PodIndex
 from gputally.base.errors import NotFound
 from gputally.kubernetes.objects import Object
 from tests.fairshare.builders import object_of, pod_object
-from tests.fairshare.conftest import NOW_MS
 from tests.hypothesis_examples import examples
 
 GPU_CLASS = "gpu.nvidia.com"
@@ -31,7 +28,7 @@ def _request(version: str, count: int = 1, *, of: str = GPU_CLASS, **more: Any) 
     return {"name": "r", **wanted} if version == "v1beta1" else {"name": "r", "exactly": wanted}
 
 
-def _claim(name: str, *requests: Any, on: str = "", devices: tuple[str, ...] = (), version: str = "v1") -> Object:
+def claim_object(name: str, *requests: Any, on: str = "", devices: tuple[str, ...] = (), version: str = "v1") -> Object:
     """A claim, which has these devices of a node if one is given."""
     kind = next(kind for kind in CLAIMS if kind.api_version.endswith(f"/{version}"))
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [on]}]}
@@ -46,7 +43,7 @@ def _template(name: str, *requests: Any, version: str = "v1") -> Object:
     return object_of(kind, name, {"spec": {"devices": {"requests": list(requests)}}}, uid=f"template-{name}")
 
 
-def _pod(name: str, *, claim: str = "", template: str = "", made: str = "", node: str = "") -> Object:
+def claiming_pod(name: str, *, claim: str = "", template: str = "", made: str = "", node: str = "") -> Object:
     pod = pod_object(name, gpus=0, node=node)
     named = {"resourceClaimName": claim} if claim else {"resourceClaimTemplateName": template}
     pod["spec"]["resourceClaims"] = [{"name": "gpus", **named}]
@@ -81,18 +78,18 @@ class Fed:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_requests_count_before_the_allocation_and_devices_after_it(version: str) -> None:
     named, template = (
-        _claim("c", _request(version, 2), version=version),
+        claim_object("c", _request(version, 2), version=version),
         _template("t", _request(version, 3), version=version),
     )
-    fed = Fed(named, template, _pod("a", claim="c"), _pod("b", template="t"))
+    fed = Fed(named, template, claiming_pod("a", claim="c"), claiming_pod("b", template="t"))
     assert fed.held() == {"a": (2.0, "", False), "b": (3.0, "", False)}
-    fed.put(_claim("c", _request(version, 2), on="n1", devices=("gpu-0", "gpu-1"), version=version))
-    made = _claim("b-made", _request(version, 3), on="n1", devices=("gpu-2", "gpu-3", "gpu-4"), version=version)
+    fed.put(claim_object("c", _request(version, 2), on="n1", devices=("gpu-0", "gpu-1"), version=version))
+    made = claim_object("b-made", _request(version, 3), on="n1", devices=("gpu-2", "gpu-3", "gpu-4"), version=version)
     fed.put(made)
-    fed.put(_pod("b", template="t", made="b-made"))
+    fed.put(claiming_pod("b", template="t", made="b-made"))
     assert fed.held() == {"a": (2.0, "n1", True), "b": (3.0, "n1", True)}
     assert len(fed.index.on_node("n1").pods) == 2
-    fed.put(_pod("b", template="t", made="b-made"), gone=True)
+    fed.put(claiming_pod("b", template="t", made="b-made"), gone=True)
     assert fed.held() == {"a": (2.0, "n1", True)}
 
 
@@ -106,8 +103,8 @@ def test_alternatives_monitors_and_other_devices(version: str) -> None:
         "network": _request(version, 2, of="nic.example.com"),
         "instance": _request(version, 2, of="mig.nvidia.com"),
     }
-    claims = [_claim(name, request, version=version) for name, request in requests.items()]
-    pods = [_pod(name, claim=name) for name in requests]
+    claims = [claim_object(name, request, version=version) for name, request in requests.items()]
+    pods = [claiming_pod(name, claim=name) for name in requests]
     found = {name: gpus for name, (gpus, _, _) in Fed(*claims, *pods).held().items()}
     assert found == {"alternatives": 4.0, "all": 1.0, "monitor": 0.0, "network": 0.0, "instance": 2.0}
 
@@ -123,7 +120,7 @@ def test_alternatives_monitors_and_other_devices(version: str) -> None:
 )
 def test_a_class_is_one_of_gpus_by_its_driver_or_its_extended_resource(spec: dict[str, Any], counts: float) -> None:
     own = object_of(CLASSES[0], "fast", spec, uid="class")
-    claim, pod = _claim("c", _request("v1", of="fast")), _pod("a", claim="c")
+    claim, pod = claim_object("c", _request("v1", of="fast")), claiming_pod("a", claim="c")
     fed = Fed(own, claim, pod)
     assert fed.held()["a"][0] == counts
     fed.put(own, gone=True)
@@ -132,12 +129,12 @@ def test_a_class_is_one_of_gpus_by_its_driver_or_its_extended_resource(spec: dic
 
 def test_what_is_shared_counts_in_equal_parts() -> None:
     """Two pods have one claim; two claims have one device."""
-    whole = _claim("one", on="n1", devices=("gpu-0",))
-    parts = [_claim(name, on="n1", devices=("gpu-1",)) for name in ("left", "right")]
-    fed = Fed(whole, *parts, *(_pod(name, claim="one", node="n1") for name in "ab"))
-    fed.put(_pod("c", claim="left", node="n1"))
+    whole = claim_object("one", on="n1", devices=("gpu-0",))
+    parts = [claim_object(name, on="n1", devices=("gpu-1",)) for name in ("left", "right")]
+    fed = Fed(whole, *parts, *(claiming_pod(name, claim="one", node="n1") for name in "ab"))
+    fed.put(claiming_pod("c", claim="left", node="n1"))
     assert {name: gpus for name, (gpus, _, _) in fed.held().items()} == {"a": 0.5, "b": 0.5, "c": 0.5}
-    fed.put(_pod("b", claim="one", node="n1"), gone=True)
+    fed.put(claiming_pod("b", claim="one", node="n1"), gone=True)
     fed.put(parts[1], gone=True)
     assert {name: gpus for name, (gpus, _, _) in fed.held().items()} == {"a": 1.0, "c": 1.0}
 
@@ -145,10 +142,10 @@ def test_what_is_shared_counts_in_equal_parts() -> None:
 OF_DRIVER = "device.driver == 'gpu.nvidia.com'"
 OBJECTS = (
     object_of(CLASSES[0], GPU_CLASS, {"selectors": [{"cel": {"expression": OF_DRIVER}}]}, uid="class"),
-    _claim("one", on="n1", devices=("gpu-0", "gpu-1")), _claim("two", on="n2", devices=("gpu-0",)),
-    _claim("half", on="n1", devices=("gpu-1",)), _template("t", _request("v1", 2)),
-    _pod("a", claim="one"), _pod("b", claim="one", node="n1"), _pod("c", template="t"),
-    _pod("d", template="t", made="two"), _pod("e", claim="half"),
+    claim_object("one", on="n1", devices=("gpu-0", "gpu-1")), claim_object("two", on="n2", devices=("gpu-0",)),
+    claim_object("half", on="n1", devices=("gpu-1",)), _template("t", _request("v1", 2)),
+    claiming_pod("a", claim="one"), claiming_pod("b", claim="one", node="n1"), claiming_pod("c", template="t"),
+    claiming_pod("d", template="t", made="two"), claiming_pod("e", claim="half"),
 )  # fmt: skip
 
 
@@ -162,19 +159,6 @@ def test_the_order_in_which_objects_arrive_does_not_matter(order: list[Object], 
     for obj in leave:
         fed.put(obj)
     assert fed.held() == Fed(*OBJECTS).held()
-
-
-def test_the_extender_places_a_pod_with_a_claim_and_counts_those_that_run() -> None:
-    """n1 has one of four GPUs left, n2 all of them: best fit is n1."""
-    claims = [_claim(f"c{n}", on="n1", devices=(f"gpu-{n}",)) for n in range(3)]
-    running = [_pod(f"p{n}", claim=f"c{n}", node="n1") for n in range(3)]
-    asking = _pod("new", claim="free")
-    fed = Fed(*claims, *running, _claim("free"), asking)
-    view = ExtenderView({"n1": 4.0, "n2": 4.0}, fed.index)
-    extender = Extender(lambda: view, VirtualClock(NOW_MS), with_claims=fed.pods.with_claims)
-    body = json.dumps({"Pod": asking, "NodeNames": ["n1", "n2"]}).encode()
-    scores = {each.host: each.score for each in extender.prioritize(body).body}
-    assert scores["n1"] > scores["n2"] > 0
 
 
 class OneVersion:
@@ -200,22 +184,28 @@ class OneVersion:
 def test_the_version_that_the_server_has_is_found(version: str) -> None:
     index = PodIndex()
     pods = ClaimedPods(index.change)
-    api = OneVersion(version, (_claim("c", _request(version, 2), version=version),))
+    api = OneVersion(version, (claim_object("c", _request(version, 2), version=version),))
     for each in pods.reflectors(api, lambda: 0):  # type: ignore[arg-type]
         each.prime()
         assert each.behind() is None
-    pods.pod_changed("uid-a", read_claiming(_pod("a", claim="c")))
+    pods.pod_changed("uid-a", read_claiming(claiming_pod("a", claim="c")))
     assert [pod.gpus for pod in index.pods()] == [2.0]
 
 
 def test_a_hostile_claim_stops_itself_alone() -> None:
     """Whoever may create claims writes their names and counts; the API server checks neither more than its schema."""
-    hostile = _claim("bad", {"name": "r", "exactly": {"deviceClassName": GPU_CLASS, "count": 10**30}})
-    fed = Fed(hostile, _claim("good"), _pod("a", claim="bad"), _pod("b", claim="good"), _pod("c", claim="missing"))
+    hostile = claim_object("bad", {"name": "r", "exactly": {"deviceClassName": GPU_CLASS, "count": 10**30}})
+    fed = Fed(
+        hostile,
+        claim_object("good"),
+        claiming_pod("a", claim="bad"),
+        claiming_pod("b", claim="good"),
+        claiming_pod("c", claim="missing"),
+    )
     assert {name: gpus for name, (gpus, _, _) in fed.held().items()} == {"a": 32.0, "b": 1.0, "c": 0.0}
 
 
 def test_a_claim_counts_for_pods_of_its_own_namespace_alone() -> None:
-    elsewhere = _claim("c", on="n1", devices=("gpu-0", "gpu-1"))
+    elsewhere = claim_object("c", on="n1", devices=("gpu-0", "gpu-1"))
     elsewhere["metadata"]["namespace"] = "other"
-    assert Fed(elsewhere, _pod("a", claim="c")).held() == {"a": (0.0, "", False)}
+    assert Fed(elsewhere, claiming_pod("a", claim="c")).held() == {"a": (0.0, "", False)}

@@ -15,14 +15,11 @@ from accountant.wire.policy_models import Policy, UsageWindow, WindowSpec
 from accountant.wire.usage_cost_and_job_models import BudgetState
 from fairshare.cli.decision_replay import ReplayDifference, recount
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.controller.kube_scheduler_extender import ExtenderViews, fair_nodes
-from fairshare.controller.pod_index import PodIndex
 from fairshare.controller.policy_file import load
 from fairshare.core.gpu_models import OTHERS, window_of_part
 from fairshare.core.queues_and_weights import Standing
 from fairshare.explain.queue_and_pod_explanation import explain_queue
 from fairshare.laws.weight_calculation import ModelPart, WeightInputs, WeightResult, calculate_weights
-from gputally.base.clock import VirtualClock
 from gputally.base.gpu_model_names import most_precise
 from gputally.base.version import __version__
 from gputally.base.yaml_file import FileFault
@@ -31,19 +28,22 @@ from gputally.kubernetes.objects import Object
 from gputally.testing.fake_accountant import usage_window
 from gputally.testing.fake_scheduler import pod_group, queue_object
 from tests.fairshare.builders import cluster_with, pod_object, policy_of
-from tests.fairshare.by_model import A10, H100, HOUR_US, LABEL, ByModel, by_model_policy, one_cycle, two_models
+from tests.fairshare.by_model import (
+    A10,
+    H100,
+    HOUR_US,
+    LABEL,
+    ByModel,
+    by_model_policy,
+    one_cycle,
+    two_models,
+    waiting_for,
+)
 from tests.fairshare.conftest import NOW_MS, Accountant, Make
-from tests.fairshare.observations import condition, pods_of
+from tests.fairshare.observations import condition
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.hypothesis_examples import examples
 from tests.plugin_cases import needs
-
-
-def _waiting(name: str, queue: str, gpus: int, model: str | None) -> Object:
-    pod = pod_object(name, queue, node="", gpus=gpus)
-    if model is not None:
-        pod["spec"]["nodeSelector"] = {LABEL: model}
-    return pod
 
 
 def _differences(accountant: Accountant, policy: Policy) -> tuple[tuple[ReplayDifference, ...], str]:
@@ -63,7 +63,7 @@ def _due(report: CycleReport) -> dict[str, dict[str, float]]:
 def test_a_claim_takes_gpus_of_its_own_model_alone() -> None:
     """b borrows four H100 and four A10. a's pod needs two H100 by its selector, and b's work on A10 stays."""
     held = [pod_object(f"b-{node}{i}", "b", node=node, gpus=2) for node in "ht" for i in range(4)]
-    cluster = cluster_with(*two_models(), *held, _waiting("a0", "a", 2, H100))
+    cluster = cluster_with(*two_models(), *held, waiting_for("a0", "a", 2, H100))
     policy, used = by_model_policy(), ByModel()
     (target,) = one_cycle(cluster, policy, used).targets
     assert target.preemption is not None
@@ -86,7 +86,7 @@ def test_a_surplus_of_one_model_is_no_right_to_another() -> None:
     told why, though b is far above the sum of its quotas."""
     held = [pod_object(f"b-t{i}", "b", node="t") for i in range(2)]
     held += [pod_object("a-h", "a", node="h"), pod_object("b-h", "b", node="h")]
-    cluster = cluster_with(*two_models(), *held, _waiting("a1", "a", 2, H100))
+    cluster = cluster_with(*two_models(), *held, waiting_for("a1", "a", 2, H100))
     report = one_cycle(cluster, by_model_policy())
     (target,) = report.targets
     assert target.preemption is not None
@@ -104,7 +104,7 @@ def test_a_surplus_of_one_model_is_no_right_to_another() -> None:
 def test_a_pod_without_a_selector_may_start_on_either_model() -> None:
     """All H100 are held within quotas, and b borrows A10: the victim runs on A10."""
     held = [pod_object(f"{q}-h", q, node="h") for q in "ab"] + [pod_object(f"b-t{i}", "b", node="t") for i in range(2)]
-    cluster = cluster_with(*two_models(), *held, _waiting("a1", "a", 4, None))
+    cluster = cluster_with(*two_models(), *held, waiting_for("a1", "a", 4, None))
     (target,) = one_cycle(cluster, by_model_policy()).targets
     assert target.preemption is not None
     (verdict,) = target.preemption.verdicts
@@ -115,7 +115,7 @@ def test_a_pod_without_a_selector_may_start_on_either_model() -> None:
 def test_a_limit_of_a_model_binds_although_the_whole_has_none() -> None:
     queues = [{"name": "a", "refs": ["policy:a"], "gpu_models": {"H100": {"deserved": 2, "limit": 2}}}]
     policy = policy_of(queues, preemption={"mode": "enforce", "min_runtime": 0, "wait": 0})
-    cluster = cluster_with(*two_models(), pod_object("a0", node="h", gpus=2), _waiting("a1", "a", 2, H100))
+    cluster = cluster_with(*two_models(), pod_object("a0", node="h", gpus=2), waiting_for("a1", "a", 2, H100))
     (target,) = one_cycle(cluster, policy).targets
     assert target.preemption is not None
     assert [verdict.outcome for verdict in target.preemption.verdicts] == ["denied"]
@@ -127,7 +127,7 @@ def test_usage_and_budgets_of_one_model_leave_the_other_as_it_is() -> None:
     free = {"H100": {"weight": 1}, "A10": {"weight": 1}}
     queues = [{"name": name, "refs": [f"policy:{name}"], "gpu_models": free} for name in "ab"]
     budget = {"name": "m", "queue": "a", "limit": 100, "exhausted": "no-over-quota", "gpu_models": {"H100": 10}}
-    pods = [_waiting(f"{q}{model[-1]}", q, 8, model) for q in "ab" for model in (H100, A10)]
+    pods = [waiting_for(f"{q}{model[-1]}", q, 8, model) for q in "ab" for model in (H100, A10)]
     used = ByModel(H100={"a": 1.0})
     even, past = (_due(one_cycle(cluster_with(*two_models(), *pods), policy_of(queues, k=k), used)) for k in (0.0, 3.0))
     assert even["H100"] == even["A10"] == past["A10"] == {"a": 4.0, "b": 4.0}
@@ -234,27 +234,6 @@ def test_a_scheduler_with_one_quantity_of_gpus_is_named() -> None:
     (plain,) = one_cycle(cluster, policy_of()).targets
     assert not plain.models
     assert "ByModel" not in {each.type for each in plain.conditions}
-
-
-@needs("schedulers.kube-scheduler")
-def test_the_extender_protects_a_queue_within_its_quota_of_the_nodes_model() -> None:
-    """b is within its quota of H100 and borrows A10, so a's pod may end b's work only on the node with A10."""
-    held = [pod_object("b-h", "b", node="h"), pod_object("a-h", "a", node="h", gpus=2)]
-    held += [pod_object(f"b-t{i}", "b", node="t") for i in range(2)]
-    asking = _waiting("a1", "a", 4, None)
-    cluster = cluster_with(*two_models(), *held, asking)
-    policy = by_model_policy()
-    index, pods = PodIndex(), {pod.name: pod for pod in pods_of(cluster)}
-    for pod in pods.values():
-        index.change(pod.uid, pod)
-    views = ExtenderViews(index, VirtualClock(NOW_MS))
-    report = one_cycle(cluster, by_model_policy(targets={"kube_scheduler": {"mode": "extender"}}))
-    views.observe(report, policy)
-    view = views.view()
-    assert view is not None
-    (target,) = report.targets
-    assert (condition(target, "ByModel").status, condition(target, "ByModel").reason) == ("True", "ByNode")
-    assert fair_nodes(pods["a1"], {"h": [pods["b-h"].uid], "t": [pods["b-t0"].uid]}, view) == ("t",)
 
 
 def test_a_recorded_cycle_with_models_comes_to_the_same_bit_for_bit() -> None:

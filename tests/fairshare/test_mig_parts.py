@@ -9,46 +9,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairshare.controller.kube_scheduler_extender import ExtenderViews
-from fairshare.controller.pod_index import PodIndex
-from fairshare.core.gpu_demand import gpus_taken, read_pod, sized, with_pods
+from fairshare.core.gpu_demand import gpus_taken, sized, with_pods
 from fairshare.core.published_devices import SLICES, with_published
-from fairshare.core.queues_and_weights import Gang, Pod
+from fairshare.core.queues_and_weights import Gang
 from fairshare.preemption.claims_and_placement import free_by_node, gpus_by_node
+from fairshare.targets.pod_index import PodIndex
 from fairshare.targets.weight_plan import look_at
-from gputally.base.clock import VirtualClock
 from gputally.base.mig_profiles import compute_slices, mig_sizes
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.mig_parts import MigParts
 from gputally.kubernetes.objects import Object, gpus, gpus_of_node, slices_of_node
 from gputally.testing.fake_scheduler import POD_GROUP
 from tests.fairshare.builders import object_of, policy_of
-from tests.fairshare.conftest import Make
-from tests.fairshare.mig_nodes import BOTH, NVL, PRO_5000, PRO_6000, node, selector_of
-from tests.fairshare.observations import scores
+from tests.fairshare.mig_nodes import BOTH, NVL, PRO_5000, PRO_6000, mig_pod, node
 from tests.fairshare.scheduler_kinds import KINDS
-from tests.plugin_cases import needs, plugin_cases
+from tests.plugin_cases import plugin_cases
 
 MEMORY_GB = {
     NVL: 94, PRO_6000: 96, PRO_5000: 48, "NVIDIA-A30": 24, "NVIDIA-A100-SXM4-80GB": 80, "NVIDIA-H200": 141,
     "NVIDIA-B200": 180, "NVIDIA-RTX-PRO-4500-Blackwell": 32,
 }  # fmt: skip
-
-
-def pod(name: str, profile: str, on: str = "", count: int = 1, product: str = "") -> Pod:
-    found = read_pod(
-        {
-            "metadata": {"name": name, "namespace": "ns", "uid": name},
-            "spec": {
-                "schedulerName": "fake-scheduler",
-                "nodeName": on,
-                "nodeSelector": selector_of(product),
-                "containers": [{"resources": {"limits": {f"nvidia.com/mig-{profile}": str(count)}}}],
-            },
-        }
-    )
-    assert found is not None
-    return found
 
 
 @pytest.mark.parametrize(
@@ -58,7 +38,7 @@ def pod(name: str, profile: str, on: str = "", count: int = 1, product: str = ""
 def test_an_instance_is_the_part_of_the_gpu_of_its_node_in_demand_and_capacity(
     name: str, profile: str, part: float
 ) -> None:
-    placed = sized(pod("p", profile, name), MigParts.of(BOTH))
+    placed = sized(mig_pod("p", profile, name), MigParts.of(BOTH))
     (of_node,) = [each for each in BOTH if each["metadata"]["name"] == name]
     assert placed.gpus == gpus({f"nvidia.com/mig-{profile}": 1}, slices_of_node(of_node)) == pytest.approx(part)
     free = free_by_node(gpus_by_node([of_node]), [placed])
@@ -80,32 +60,32 @@ def test_an_instance_is_the_part_of_the_gpu_of_its_node_in_demand_and_capacity(
 def test_a_pod_that_waits_counts_as_the_largest_part_that_a_node_offers(
     nodes: list[Object], profile: str, part: float
 ) -> None:
-    assert sized(pod("p", profile), MigParts.of(nodes)).gpus == pytest.approx(part)
+    assert sized(mig_pod("p", profile), MigParts.of(nodes)).gpus == pytest.approx(part)
 
 
 def test_a_pod_that_waits_for_a_model_counts_as_its_part_of_that_model() -> None:
-    assert sized(pod("p", "1g.24gb", product=NVL), MigParts.of(BOTH)).gpus == pytest.approx(1 / 7)
+    assert sized(mig_pod("p", "1g.24gb", product=NVL), MigParts.of(BOTH)).gpus == pytest.approx(1 / 7)
 
 
 def test_a_running_gang_waits_for_nothing_although_its_object_names_no_node() -> None:
     parts = MigParts.of(BOTH)
     stated = gpus({"nvidia.com/mig-1g.24gb": 2}, parts.anywhere)
     group = Gang("a", POD_GROUP, "ns", "g", "u", stated, stated, stated)
-    gang = with_pods(group, [sized(pod(name, "1g.24gb", "nvl"), parts) for name in ("p", "q")])
+    gang = with_pods(group, [sized(mig_pod(name, "1g.24gb", "nvl"), parts) for name in ("p", "q")])
     assert (gang.requested, gang.allocated, gang.waits) == (pytest.approx(2 / 7), pytest.approx(2 / 7), 0)
 
 
 def test_the_index_counts_pods_by_the_nodes_that_a_cycle_has_seen() -> None:
     index = PodIndex()
-    index.change("before", pod("before", "1g.24gb", "nvl"))
+    index.change("before", mig_pod("before", "1g.24gb", "nvl"))
     index.count_by(MigParts.of(BOTH))
-    index.change("after", pod("after", "1g.24gb", "nvl"))
-    index.change("waits", pod("waits", "1g.24gb"))
+    index.change("after", mig_pod("after", "1g.24gb", "nvl"))
+    index.change("waits", mig_pod("waits", "1g.24gb"))
     assert {each.name: each.gpus for each in index.pods()} == pytest.approx(
         {"before": 1 / 7, "after": 1 / 7, "waits": 1 / 4}
     )
     assert gpus_taken(index.on_node("nvl").pods) == pytest.approx(2 / 7)
-    assert index.placed(pod("new", "1g.24gb"), "nvl").gpus == pytest.approx(1 / 7)
+    assert index.placed(mig_pod("new", "1g.24gb"), "nvl").gpus == pytest.approx(1 / 7)
 
 
 @st.composite
@@ -138,7 +118,7 @@ def test_pods_never_hold_more_than_their_nodes_offer(
 ) -> None:
     nodes = [node(f"n{i}", product if named else "", made) for i, ((product, made), named) in enumerate(cluster)]
     pods = [
-        pod(f"p-{i}-{profile}", profile, f"n{i}", count=taken)
+        mig_pod(f"p-{i}-{profile}", profile, f"n{i}", count=taken)
         for i, ((_, made), _) in enumerate(cluster)
         for profile, count in made.items()
         if (taken := data.draw(st.integers(0, count)))
@@ -164,39 +144,10 @@ def test_a_queues_status_counts_no_more_than_its_pods_hold(scheduler: str) -> No
     kind, adapter = COUNTED[scheduler]
     policy = policy_of([{"name": "a", "refs": [f"{scheduler}:a"]}])
     parts = MigParts.of(BOTH)
-    pods = [replace(sized(pod(name, "1g.24gb", "nvl"), parts), ref=f"{scheduler}:a") for name in ("p", "q")]
+    pods = [replace(sized(mig_pod(name, "1g.24gb", "nvl"), parts), ref=f"{scheduler}:a") for name in ("p", "q")]
     found = look_at(adapter, policy, MemoryCluster(KINDS, [object_of(kind, "a", {}, status)]), pods, parts)
     standing = found.standings["a"]
     assert (standing.requested, standing.allocated) == (pytest.approx(2 / 7), pytest.approx(2 / 7))
-
-
-@needs("schedulers.kube-scheduler")
-def test_a_cycle_and_the_extender_count_alike_in_a_cluster_with_both_gpus(
-    controller_of: Make, clock: VirtualClock
-) -> None:
-    """Every instance of both nodes is held: nothing is free, and the queue holds what they offer."""
-    index = PodIndex()
-    for of_node in BOTH[:2]:
-        name = of_node["metadata"]["name"]
-        for resource, count in of_node["status"]["allocatable"].items():
-            held = pod(f"{name}-{resource}", resource.removeprefix("nvidia.com/mig-"), name, count=int(count))
-            index.change(held.uid, replace(held, ref="policy:a"))
-    policy = policy_of([{"name": "a", "refs": ["policy:a"]}], targets={"kube_scheduler": {"mode": "extender"}})
-    views = ExtenderViews(index, clock)
-    nodes = [{**each, "apiVersion": "v1", "kind": "Node"} for each in BOTH[:2]]
-    report = controller_of(policy, MemoryCluster(KINDS, nodes), pods=index.pods).cycle()
-    views.observe(report, policy)
-    assert report.gpus_by_node == {"nvl": pytest.approx(5 / 7), "pro": 1}
-    assert report.free_by_node == pytest.approx({"nvl": 0, "pro": 0})
-    (target,) = report.targets
-    assert target.standings["a"].allocated == pytest.approx(5 / 7 + 1)
-    view = views.view()
-    assert view is not None
-    assert {name: gpus_taken(view.pods.on_node(name).pods) for name in view.gpus} == pytest.approx(view.gpus)
-    asking = pod("new", "1g.24gb")
-    assert scores(asking, ["nvl", "pro"], view) == {"nvl": 0, "pro": 0}
-    index.change("nvl-nvidia.com/mig-1g.24gb", pod("two", "1g.24gb", "nvl", count=2))
-    assert scores(asking, ["nvl", "pro"], view)["nvl"] > 0
 
 
 @pytest.mark.parametrize("stated", [True, False])

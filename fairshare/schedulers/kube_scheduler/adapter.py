@@ -2,8 +2,8 @@
 
 The label `gputally.dev/queue` names a pod's queue, and the ref `policy:NAME` refers to that label. Pods of a PodGroup
 of `scheduling.k8s.io` start as it says: `minCount` of them at once, those without GPUs included. The controller writes
-no weight here. Shares take effect through the extender (`kube_scheduler_extender`), which the scheduler's own
-configuration must name."""
+no weight here. Shares take effect through the extender (`extender`), which the scheduler's own configuration must
+name."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from fairshare.core.gpu_demand import (
 from fairshare.core.queues_and_weights import Condition, Gang, Observation, Pod, Standing, TargetQueue, Value
 from fairshare.core.scheduler_queue_objects import owners, read_each
 from fairshare.schedulers.kube_scheduler.conditions import REASONS
+from fairshare.schedulers.kube_scheduler.extender import KubeSchedulerExtender
 from fairshare.schedulers.kube_scheduler.section import KubeSchedulerTarget
 from fairshare.targets.weight_plan import Adapter, Mode, ObjectQuery, Seen
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
@@ -39,7 +40,7 @@ class KubeSchedulerAdapter(Adapter):
     name = NAME
     prefixes = (LABELLED,)
     settings = KubeSchedulerTarget
-    extender = True
+    extender = KubeSchedulerExtender
     reasons = REASONS
 
     def reads(self, _policy: Policy) -> tuple[ObjectQuery, ...]:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import trustme
 
-from fairshare.controller.kube_scheduler_extender import Extender, ExtenderView, QueueShare, sides_of
-from fairshare.controller.pod_index import PodIndex
 from fairshare.core.gpu_demand import QUEUE_LABEL, read_pod
 from fairshare.core.queues_and_weights import Pod
 from fairshare.http_server import serve_extender
+from fairshare.schedulers.kube_scheduler.extender import KubeSchedulerExtender
+from fairshare.targets.extender import ExtenderView, QueueShare, sides_of
+from fairshare.targets.pod_index import PodIndex
 from gputally.base.clock import SystemClock
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.objects import GPU, NODE, POD
@@ -101,12 +102,12 @@ def _extender(url: str, **options: Any) -> dict[str, Any]:
 def test_gangs_land_by_best_fit_and_victims_are_few(
     server: ApiServer, cockpit: Cockpit, tmp_path: Path, cached: bool
 ) -> None:
-    extender = Extender(cockpit.room, SystemClock())
+    extender = KubeSchedulerExtender(cockpit.room, SystemClock())
 
     def told(verb: str, _seconds: float, result: str) -> None:
         cockpit.answers.append((verb, result))
 
-    with serve_extender("127.0.0.1", 0, extender, answered=told) as url:
+    with serve_extender("127.0.0.1", 0, extender.routes, answered=told) as url:
         with scheduler(server, tmp_path, [_extender(url, nodeCacheCapable=cached)]):
             # Alone it would spread these; best fit keeps whole nodes for the gang that comes last.
             for i in range(4):
@@ -155,8 +156,8 @@ def test_over_https_an_authority_is_needed(server: ApiServer, cockpit: Cockpit, 
     authority.cert_pem.write_to_path(paths["ca"])
     mine.cert_chain_pems[0].write_to_path(paths["cert"])
     mine.private_key_pem.write_to_path(paths["key"])
-    extender = Extender(cockpit.room, SystemClock())
-    with serve_extender("127.0.0.1", 0, extender, tls=Tls(TlsFiles(paths["cert"], paths["key"]))) as url:
+    extender = KubeSchedulerExtender(cockpit.room, SystemClock())
+    with serve_extender("127.0.0.1", 0, extender.routes, tls=Tls(TlsFiles(paths["cert"], paths["key"]))) as url:
         with scheduler(server, tmp_path, [_extender(url)]):
             cockpit.pod("without", 2, "small")
             cockpit.until_bound("without")

@@ -12,11 +12,12 @@ import pytest
 
 from fairshare.controller.claimed_pods import ClaimedPods
 from fairshare.controller.control_loop import Controller
-from fairshare.controller.kube_scheduler_extender import Extender, ExtenderView
-from fairshare.controller.pod_index import PodIndex
 from fairshare.core.gpu_demand import QUEUE_LABEL, PodReducer, read_claiming
 from fairshare.core.queues_and_weights import Pod
 from fairshare.http_server import serve_extender
+from fairshare.schedulers.kube_scheduler.extender import KubeSchedulerExtender
+from fairshare.targets.extender import ExtenderView
+from fairshare.targets.pod_index import PodIndex
 from gputally.base.clock import SystemClock
 from gputally.kubernetes.api_client import KubernetesCluster
 from gputally.kubernetes.list_watch import Reflector
@@ -111,8 +112,8 @@ def test_claims_are_counted_where_the_scheduler_allocates_them(
     try:
         with _followed(KubernetesCluster.connect(KINDS, kubeconfig), index) as claimed:
             view = ExtenderView(_capacity(kubeconfig, index), index)
-            extender = Extender(lambda: view, SystemClock(), with_claims=claimed.with_claims)
-            with serve_extender("127.0.0.1", 0, extender, answered=lambda *told: answers.append(told)) as url:
+            extender = KubeSchedulerExtender(lambda: view, SystemClock(), with_claims=claimed.with_claims)
+            with serve_extender("127.0.0.1", 0, extender.routes, answered=lambda *told: answers.append(told)) as url:
                 options = {"urlPrefix": f"{url}/scheduler", "prioritizeVerb": "prioritize", "nodeCacheCapable": True}
                 calls = {**options, "weight": 100, "httpTimeout": "5s", "ignorable": True}
                 with scheduler(server, tmp_path, [calls]):

@@ -24,29 +24,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairshare.controller.cycle_report import CycleReport
-from fairshare.controller.kube_scheduler_extender import (
-    ASSUME_MS,
-    MOST_NODES,
-    BadRequest,
-    Extender,
-    ExtenderView,
-    ExtenderViews,
-    NodeScores,
-    QueueShare,
-    fair_nodes,
-    sides_of,
-)
-from fairshare.controller.pod_index import PodIndex, Sides
+from fairshare.controller.extender_views import ExtenderViews
 from fairshare.core.gpu_demand import gpus_taken, read_pod
 from fairshare.core.queues_and_weights import Pod
 from fairshare.http_server import serve_extender
+from fairshare.schedulers.kube_scheduler.extender import (
+    ASSUME_MS,
+    MOST_NODES,
+    KubeSchedulerExtender,
+    NodeScores,
+    fair_nodes,
+)
+from fairshare.targets.extender import BadRequest, ExtenderView, QueueShare, sides_of
+from fairshare.targets.pod_index import PodIndex, Sides
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import GPU, POD
 from gputally.server.https_server import BadCertificate, Tls, TlsFiles
 from tests.fairshare.builders import cluster_with, node_object, pod_object, policy_of
 from tests.fairshare.conftest import Make
-from tests.fairshare.observations import scores
+from tests.fairshare.kube_scheduler.node_scores import scores
 
 NODES = {"n1": 8.0, "n2": 8.0, "n3": 8.0}
 
@@ -198,7 +195,7 @@ def test_a_victim_costs_its_whole_gang() -> None:
 
 
 def test_a_burst_counts_the_pods_placed_just_before(clock: VirtualClock) -> None:
-    extender = Extender(_room, clock)
+    extender = KubeSchedulerExtender(_room, clock)
     chosen = []
     for i in range(5):
         answer = msgspec.to_builtins(extender.prioritize(_args(f"p{i}", 2)).body)
@@ -208,30 +205,32 @@ def test_a_burst_counts_the_pods_placed_just_before(clock: VirtualClock) -> None
     assert chosen[4] != chosen[0]
     clock.advance(ASSUME_MS + 1)
     later = extender.prioritize(_args("later", 2)).body
-    assert later == Extender(_room, clock).prioritize(_args("later", 2)).body  # what never came true is forgotten
+    assert (
+        later == KubeSchedulerExtender(_room, clock).prioritize(_args("later", 2)).body
+    )  # what never came true is forgotten
 
 
 def test_whole_nodes_and_whole_victims_are_read_too(clock: VirtualClock) -> None:
     """With nodeCacheCapable: false."""
     items = [{"metadata": {"name": n}, "status": {"allocatable": {GPU: "4"}}} for n in ("x", "y")]
-    extender = Extender(lambda: _room(_pod("a", 2, node="x")), clock)
+    extender = KubeSchedulerExtender(lambda: _room(_pod("a", 2, node="x")), clock)
     body = json.dumps({"Pod": _object("new"), "Nodes": {"items": items}, "NodeNames": None}).encode()
     found = {each.host: each.score for each in extender.prioritize(body).body}
     assert found["x"] > found["y"]
     room = _room(_pod("v", 4, node="n1", ref="within"), within=QueueShare(4, 8))
     victims = {"n1": {"Pods": [_object("v")], "NumPDBViolations": 1}, "n2": {"Pods": [_object("w")]}}
     body = json.dumps({"Pod": _object("new"), "NodeNameToVictims": victims, "NodeNameToMetaVictims": None}).encode()
-    assert Extender(lambda: room, clock).preempt(body).body == {
+    assert KubeSchedulerExtender(lambda: room, clock).preempt(body).body == {
         "NodeNameToMetaVictims": {"n2": {"Pods": [{"UID": "w"}], "NumPDBViolations": 0}}
     }
     body = json.dumps({"Pod": _object("new"), "NodeNameToMetaVictims": {"n1": None}}).encode()
-    assert Extender(lambda: None, clock).preempt(body).body == {
+    assert KubeSchedulerExtender(lambda: None, clock).preempt(body).body == {
         "NodeNameToMetaVictims": {"n1": {"Pods": [], "NumPDBViolations": 0}}
     }
 
 
 def test_who_knows_nothing_decides_nothing(clock: VirtualClock) -> None:
-    extender = Extender(lambda: None, clock)
+    extender = KubeSchedulerExtender(lambda: None, clock)
     assert {each.score for each in extender.prioritize(_args()).body} == {0}
     victims = {"n1": {"Pods": [{"UID": "v"}], "NumPDBViolations": 2}}
     body = json.dumps({"Pod": _object("new"), "NodeNameToMetaVictims": victims}).encode()
@@ -243,7 +242,7 @@ def test_an_answer_that_takes_too_long_is_given_unfinished(clock: VirtualClock) 
         clock.advance(301)
         return _room()
 
-    answer = Extender(room, clock).prioritize(_args())
+    answer = KubeSchedulerExtender(room, clock).prioritize(_args())
     assert answer.late
     assert [each.score for each in answer.body] == [0, 0, 0]
 
@@ -260,7 +259,7 @@ def test_victims_that_are_none_are_refused_in_words(clock: VirtualClock, victims
     pod = json.dumps(_object("x"))
     body = f'{{"Pod": {pod}, "NodeNameToMetaVictims": {{"n": {{"Pods": {victims}}}}}}}'
     with pytest.raises(BadRequest, match=r"victims: a field is missing or has the wrong type|Number out of range"):
-        Extender(_room, clock).preempt(body.encode())
+        KubeSchedulerExtender(_room, clock).preempt(body.encode())
 
 
 WRONG = "a field is missing or has the wrong type"
@@ -291,7 +290,7 @@ ODD = {**_object("x"), "metadata": {"name": "a\nb", "ownerReferences": [{"contro
 )
 def test_what_is_no_question_is_refused_in_words(clock: VirtualClock, body: bytes, reason: str) -> None:
     with pytest.raises(BadRequest, match=reason):
-        Extender(_room, clock).prioritize(body)
+        KubeSchedulerExtender(_room, clock).prioritize(body)
 
 
 @given(st.binary(max_size=200) | st.recursive(
@@ -302,7 +301,7 @@ def test_what_is_no_question_is_refused_in_words(clock: VirtualClock, body: byte
     max_leaves=12,
 ).map(lambda value: json.dumps(value).encode()))  # fmt: skip
 def test_no_body_breaks_it(body: bytes) -> None:
-    extender = Extender(_room, VirtualClock(0))
+    extender = KubeSchedulerExtender(_room, VirtualClock(0))
     for verb in (extender.prioritize, extender.preempt):
         with contextlib.suppress(BadRequest):
             msgspec.json.encode(verb(body).body)
@@ -315,9 +314,9 @@ Served = tuple[http.client.HTTPConnection, list[tuple[str, str]]]
 def served(clock: VirtualClock) -> Iterator[Served]:
     """A connection to the extender, and the verbs and results that it reports."""
     results: list[tuple[str, str]] = []
-    extender = Extender(_room, clock)
+    extender = KubeSchedulerExtender(_room, clock)
     with serve_extender(
-        "127.0.0.1", 0, extender, answered=lambda verb, _, result: results.append((verb, result))
+        "127.0.0.1", 0, extender.routes, answered=lambda verb, _, result: results.append((verb, result))
     ) as url:
         parts = urlsplit(url)
         with contextlib.closing(http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=5)) as connection:
@@ -333,7 +332,7 @@ def _post(connection: http.client.HTTPConnection, path: str, body: bytes, **head
 def test_the_extender_answers_under_names_that_no_stranger_can_have(clock: VirtualClock) -> None:
     """A stranger's name can resolve to the extender's address in a browser (DNS rebinding)."""
     hosts = ("scheduling.example.com",)
-    with serve_extender("127.0.0.1", 0, Extender(_room, clock), hosts=hosts) as url:
+    with serve_extender("127.0.0.1", 0, KubeSchedulerExtender(_room, clock).routes, hosts=hosts) as url:
         for host, status in (
             ("evil.example.com", 421), ("scheduling.example.com:9403", 200), ("10.1.2.3:9403", 200),
             ("gputally-extender.gputally.svc:9403", 200),
@@ -399,7 +398,7 @@ def test_with_tls_only_the_scheduler_is_answered(clock: VirtualClock, tmp_path: 
     authority.cert_pem.write_to_path(paths["ca"])
     _issue(authority, paths)
     tls = Tls(TlsFiles(paths["cert"], paths["key"], paths["ca"], clients_required=True))
-    with serve_extender("127.0.0.1", 0, Extender(_room, clock), tls=tls) as url:
+    with serve_extender("127.0.0.1", 0, KubeSchedulerExtender(_room, clock).routes, tls=tls) as url:
         parts = urlsplit(url)
         assert parts.scheme == "https"
         trusted = ssl.create_default_context(cafile=str(paths["ca"]))
@@ -431,7 +430,7 @@ def test_a_certificate_is_renewed_for_the_next_connection_but_not_by_half(clock:
 
     first = _issue(authority, paths)
     tls = Tls(TlsFiles(paths["cert"], paths["key"]))
-    with serve_extender("127.0.0.1", 0, Extender(_room, clock), tls=tls) as url:
+    with serve_extender("127.0.0.1", 0, KubeSchedulerExtender(_room, clock).routes, tls=tls) as url:
         assert shown(url) == first
         paths["key"].write_text("half a renewal")
         assert shown(url) == first
@@ -488,7 +487,7 @@ def test_whether_the_scheduler_asks_is_heard(
     clock: VirtualClock, seen: tuple[PodIndex, ExtenderViews], controller_of: Make
 ) -> None:
     _, view = seen
-    extender = Extender(view.view, clock)
+    extender = KubeSchedulerExtender(view.view, clock)
     loop = controller_of(policy_of(QUEUES), cluster_with(node_object("n0", 8)), acts={"kube-scheduler": extender.acts})
 
     def said() -> tuple[str, str]:
