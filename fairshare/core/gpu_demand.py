@@ -356,12 +356,14 @@ def with_pods(gang: Gang, pods: Sequence[Pod], companions: Sequence[Pod] = ()) -
     )
 
 
-def gangs_by_label(policy: Policy, pods: Iterable[Pod]) -> tuple[Gang, ...]:
-    """Return the gangs of pods that name a queue of the policy with the label `gputally.dev/queue`."""
+def gangs_by_label(policy: Policy, pods: Iterable[Pod], prefix: str = LABELLED) -> tuple[Gang, ...]:
+    """Return the gangs of pods that name a queue of the policy themselves, for a scheduler without objects of its own.
+
+    prefix: that of references to its queues; without it, pods with the label `gputally.dev/queue`."""
     queue_of = queue_lookup(policy)
     groups: dict[tuple[str, str], list[Pod]] = {}
     for pod in pods:
-        queue = queue_of(pod) if pod.ref.startswith(f"{LABELLED}:") and pod.requests_gpus else None
+        queue = queue_of(pod) if pod.ref.startswith(f"{prefix}:") and pod.requests_gpus else None
         if queue is not None and not pod.gated and not pod.leaving:
             groups.setdefault((queue, pod.gang or f"Pod/{pod.namespace}/{pod.name}"), []).append(pod)
     gangs = []

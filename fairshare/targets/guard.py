@@ -120,7 +120,8 @@ class GuardedAdapter(Adapter):
             for name, queue in queues:
                 self._check((queue.kind,), (), f"queue {name} is")
             for gang in found.gangs:
-                self._check((gang.kind,), (POD,), f"workload {gang.name} is")
+                if gang.kind.api_version:  # otherwise a name for pods that start together, and no object
+                    self._check((gang.kind,), (POD,), f"workload {gang.name} is")
             return found
 
         return self._call("observe", Observation, call)

@@ -1,5 +1,6 @@
-"""A small scheduler for tests that need one and do not care which: `fake`, its manifest and builders of its objects and
-pods. Nobody runs it, and no package registers it.
+"""Two small schedulers for tests that need one and do not care which: their manifests and builders of objects and pods.
+Nobody runs them, and no package registers them. `fake` has queues and workloads of its own; `fake-pods` has no objects,
+and its pods name the queue by a label (`labelled`).
 
 Its queues (`Queue`) divide GPUs by `spec.weight`, below a `spec.parent` if they name one. Its workloads (`PodGroup`)
 start with `spec.minMember` pods or not at all; their pods name the queue by a label and the workload by an annotation.
@@ -10,7 +11,7 @@ its section of the policy it should, and weights stay as they are. Its API has o
     cluster = MemoryCluster(kinds(), [queue_object("a"), queue_object("b"), setup_object()])
     policy = Policy.model_validate({"queues": [{"name": name, "refs": [f"fake:{name}"]} for name in "ab"]})
 
-To install it, put a distribution with `ENTRY_POINTS` on the path, as an installer does."""
+To install them, put a distribution with `ENTRY_POINTS` on the path, as an installer does."""
 
 from __future__ import annotations
 
@@ -44,7 +45,14 @@ RESERVATIONS, OLD_RESERVATIONS = "fake-reservations", "fake-old-reservations"
 QUEUE = Kind(f"{GROUP}/v1", "Queue", "queues")
 SETUP = Kind(f"{GROUP}/v1", "Setup", "setups")
 POD_GROUP = Kind(f"{GROUP}/v1", "PodGroup", "podgroups", namespaced=True)
-ENTRY_POINTS: Final[Mapping[str, Mapping[str, str]]] = {SEAM: {NAME: f"{__name__}:SCHEDULER"}}
+PODS: Final = "fake-pods"
+"""The name of the scheduler without objects. Its section of a policy is `fake_pods`."""
+PODS_SCHEDULER_NAME: Final = "fake-pods-scheduler"
+LABEL: Final = f"pods.{GROUP}/queue"
+"""The label with the queue of its pods."""
+ENTRY_POINTS: Final[Mapping[str, Mapping[str, str]]] = {
+    SEAM: {NAME: f"{__name__}:SCHEDULER", PODS: f"{__name__}:POD_SCHEDULER"}
+}
 
 
 def _own_queue(obj: Object, _parts: MigParts) -> OwnQueue:
@@ -72,6 +80,16 @@ SCHEDULER = SchedulerPlugin(
         Rights(GROUP, "podgroups", "list", "to read gangs"),
         Rights(GROUP, "setups", "list", "to see whether weights act"),
     ),
+)
+
+POD_SCHEDULER = SchedulerPlugin(
+    name=PODS,
+    prefixes=(PODS,),
+    adapter="gputally.testing.fake_scheduler_adapter:FakePodsAdapter",
+    kinds=(),
+    reaches="reads labels of pods; writes no object",
+    page="docs/plugins/scheduler.md",
+    pods=PodQueueLabels((LABEL,), frozenset({PODS_SCHEDULER_NAME})),
 )
 
 
@@ -148,6 +166,14 @@ def definition(kind: Kind) -> dict[str, Any]:
         "metadata": {"name": f"{kind.plural}.{group}"},
         "spec": {"group": group, "names": names, "scope": scope, "versions": [served]},
     }
+
+
+def labelled(pod: Object, queue: str) -> dict[str, Any]:
+    """Return a pod as one of `fake-pods`. queue: its name in references."""
+    metadata = pod["metadata"]
+    labels = {**(metadata.get("labels") or {}), LABEL: queue}
+    spec = {**pod["spec"], "schedulerName": PODS_SCHEDULER_NAME}
+    return {**pod, "metadata": {**metadata, "labels": labels}, "spec": spec}
 
 
 def placed(pod: Object, queue: str, group: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The adapter of the scheduler `fake` (`gputally.testing.fake_scheduler`), which the controller alone loads."""
+"""The adapters of the schedulers of `gputally.testing.fake_scheduler`, which the controller alone loads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from pydantic import Field
 
 from accountant.wire.policy_models import Policy, QueuePolicy
 from accountant.wire.scheduler_sections import SchedulerTarget
-from fairshare.core.gpu_demand import companions_by_gang, gang_key, pods_by_gang, sorted_gangs, with_pods
+from fairshare.core.gpu_demand import (
+    companions_by_gang,
+    gang_key,
+    gangs_by_label,
+    pods_by_gang,
+    sorted_gangs,
+    standings_of,
+    with_pods,
+)
 from fairshare.core.queues_and_weights import Condition, Gang, Issue, Observation, Pod, Standing, TargetQueue, Value
 from fairshare.core.scheduler_queue_objects import (
     differences,
@@ -24,7 +32,7 @@ from fairshare.core.scheduler_queue_objects import (
 from fairshare.targets.weight_plan import Adapter, ObjectQuery, Seen
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 from gputally.kubernetes.objects import GPU, Object, gpus, quantity, value_at
-from gputally.testing.fake_scheduler import NAME, POD_GROUP, QUEUE, SETUP
+from gputally.testing.fake_scheduler import NAME, POD_GROUP, PODS, QUEUE, SETUP
 
 
 class FakeTarget(SchedulerTarget):
@@ -158,3 +166,29 @@ def _by_usage(setups: Sequence[Object]) -> Condition:
     if any((setup.get("spec") or {}).get("countsUsage") for setup in setups):
         return Condition("Effective", "True", "UsageOnly", "the scheduler counts past use itself")
     return Condition("Effective", "False", "UsageNotRead", "no Setup counts past use", "set spec.countsUsage to true")
+
+
+class FakePodsAdapter(Adapter):
+    """Reads pods, and writes nothing."""
+
+    name = PODS
+    prefixes = (PODS,)
+
+    def reads(self, _policy: Policy, /) -> tuple[ObjectQuery, ...]:
+        return ()
+
+    def publishes(self, _policy: Policy, /) -> bool:
+        return False
+
+    def observe(
+        self, policy: Policy, _seen: Seen, pods: Sequence[Pod] = (), _parts: MigParts = NO_NODES
+    ) -> Observation:
+        gangs = gangs_by_label(policy, pods, PODS)
+        demand = standings_of(policy, gangs)
+        names = demand.keys() | {queue.name for queue in owners(policy, PODS).values()}
+        standings = {name: demand.get(name, Standing(0.0, 0.0)) for name in sorted(names)}
+        acts = Condition("Effective", "Unknown", "NoSetup", "no object shows it")
+        return Observation({}, standings, (), (acts,), gangs)
+
+    def spec(self, queue: TargetQueue, value: Value) -> Object:
+        raise AssertionError(f"it publishes no weight, and got {queue.name}: {value}")

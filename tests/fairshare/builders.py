@@ -14,8 +14,11 @@ from gputally.base.errors import ClusterRefused, ClusterUnavailable
 from gputally.kubernetes.api_client import error_of
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, GPU, NODE, POD, Event, Kind, Object
-from gputally.testing.fake_scheduler import NAME, QUEUE, SETUP
+from gputally.testing.fake_scheduler import NAME, QUEUE, SETUP, labelled
 from tests.fairshare.scheduler_kinds import KINDS
+
+PODS_TARGET = {"fake_pods": {"apply": "enforce"}}
+"""The section of a policy for the pods of `fake_pod`."""
 
 
 def object_of(
@@ -39,7 +42,7 @@ def policy_of(queues: Sequence[dict[str, Any]] | None = None, *, apply: str = "e
     weights follow the law at every cycle. options: further keys of the policy."""
     defaults = [{"name": name, "refs": (f"{NAME}:{name}",)} for name in ("a", "b", "c")]
     document = {
-        "targets": {NAME: {"mode": "weight", "apply": apply}},
+        "targets": {NAME: {"mode": "weight", "apply": apply}, **PODS_TARGET},
         "bounds": {"interval": 0},
         "queues": defaults if queues is None else queues,
         **options,
@@ -69,6 +72,11 @@ def pod_object(name: str, queue: str = "a", *, node: str = "n0", gpus: int = 4, 
     metadata = {"uid": f"uid-{name}", "creationTimestamp": "2026-09-30T00:00:00Z", **metadata, "labels": labels}
     status = {"phase": "Running", "startTime": "2026-09-30T12:00:00Z"} if node else {"phase": "Pending"}
     return object_of(POD, name, spec, status, **metadata)
+
+
+def fake_pod(name: str, queue: str = "a", *, node: str = "n0", gpus: int = 4, **metadata: Any) -> dict[str, Any]:
+    """Build a pod whose label names its queue, of the fake scheduler without objects."""
+    return labelled(pod_object(name, queue, node=node, gpus=gpus, **metadata), queue)
 
 
 def plain_pod(

@@ -12,7 +12,7 @@ from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Object
 from gputally.testing.fake_accountant import usage_window
-from tests.fairshare.builders import node_object, pod_object, policy_of
+from tests.fairshare.builders import fake_pod, node_object, policy_of
 from tests.fairshare.conftest import NOW_MS, Accountant
 from tests.fairshare.observations import pods_of
 
@@ -44,7 +44,7 @@ class ByModel(Accountant):
         return usage_window(usage, 8 * HOUR_US * len(counted), end_ms=at_ms, **said)
 
 
-def by_model_policy(prefix: str = "policy", k: float = 0.0, **more: Any) -> Policy:
+def by_model_policy(prefix: str = "fake-pods", k: float = 0.0, **more: Any) -> Policy:
     """Two teams with four of eight H100 and four of eight A10 each."""
     quotas = {"H100": {"deserved": 4}, "A10": {"deserved": 4}}
     queues = [{"name": name, "refs": [f"{prefix}:{name}"], "gpu_models": quotas} for name in "ab"]
@@ -61,7 +61,7 @@ def one_cycle(cluster: MemoryCluster, policy: Policy, accountant: Accountant | N
 
 
 def waiting_for(name: str, queue: str, gpus: int, model: str | None) -> Object:
-    pod = pod_object(name, queue, node="", gpus=gpus)
+    pod = fake_pod(name, queue, node="", gpus=gpus)
     if model is not None:
         pod["spec"]["nodeSelector"] = {LABEL: model}
     return pod

@@ -14,6 +14,7 @@ import pytest
 
 from fairshare.core import scheduler_queue_objects
 from fairshare.core.queues_and_weights import ConditionReason
+from fairshare.preemption.unfinished_preemptions import FinishedPreemptions
 from fairshare.targets.installed import adapters
 from gputally.base.errors import ClusterRefused, ClusterUnavailable, NotFound
 from gputally.kubernetes.memory_cluster import MemoryCluster
@@ -25,7 +26,7 @@ from tests.fairshare.case_types import Case, Reason
 from tests.fairshare.conftest import Accountant, Make
 from tests.fairshare.observations import conditions_of
 from tests.fairshare.scheduler_kinds import KINDS
-from tests.plugin_cases import needs, plugin_cases
+from tests.plugin_cases import plugin_cases
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/conditions.md").read_text("utf-8")
@@ -179,8 +180,13 @@ def test_every_reason_that_a_schedulers_objects_decide_has_a_case() -> None:
     assert {case.reason for case in CASES} == wanted
 
 
-@needs("schedulers.kueue")
-@needs("schedulers.volcano")
+def test_a_preemption_that_cannot_be_finished_is_a_condition_as_long_as_it_is() -> None:
+    unfinished = FinishedPreemptions(faults=("ns/x: PATCH: 403: forbidden",)).condition()
+    assert unfinished is not None
+    assert (unfinished.status, unfinished.reason) == ("False", "NotResumed")
+    assert FinishedPreemptions().condition() is None
+
+
 def test_every_other_reason_is_named_in_a_test() -> None:
     here = Path(__file__)
     tests = "".join(path.read_text("utf-8") for path in sorted(here.parents[1].rglob("*.py")))

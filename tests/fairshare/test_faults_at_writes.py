@@ -21,22 +21,22 @@ from gputally.base.errors import ClusterRefused, ClusterUnavailable
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, POD, Object
 from gputally.testing.fake_scheduler import QUEUE, placed, pod_group, queue_object, setup_object
-from tests.fairshare.builders import node_object, pod_object, policy_of
+from tests.fairshare.builders import fake_pod, node_object, pod_object, policy_of
 from tests.fairshare.case_types import RULES, Scene, scene_policy, scene_weights
 from tests.fairshare.conftest import Make
 from tests.fairshare.failing_writes import FAULTS, FaultAt
 from tests.fairshare.observations import pods_of
 from tests.fairshare.scheduler_kinds import KINDS
-from tests.plugin_cases import needs, plugin_cases, registered
+from tests.plugin_cases import plugin_cases
 
 HERE = StatusObject("gputally", "gputally-fairshare")
 MOST_WRITES = 16
 
 
 def _plain() -> Scene:
-    waits = pod_object("w", "b", node="")
-    objects = [node_object("n0", 16), waits, *(pod_object(f"p{i}") for i in range(4))]
-    return Scene(scene_policy("policy", "kube_scheduler", mode="extender"), objects, lambda cluster: {})
+    waits = fake_pod("w", "b", node="")
+    objects = [node_object("n0", 16), waits, *(fake_pod(f"p{i}") for i in range(4))]
+    return Scene(scene_policy("fake-pods", "fake_pods", apply="enforce"), objects, lambda cluster: {})
 
 
 def _fake() -> Scene:
@@ -55,9 +55,7 @@ def _fake() -> Scene:
 
 
 CASES = plugin_cases("fairshare", "object_cases")
-SCENES = {"fake": _fake, **{name: cases.scene for name, cases in CASES.items()}}
-if registered("schedulers.kube-scheduler"):
-    SCENES["kube-scheduler"] = _plain
+SCENES = {"fake": _fake, "fake-pods": _plain, **{name: cases.scene for name, cases in CASES.items()}}
 
 
 def _stopped(cluster: MemoryCluster) -> list[str]:
@@ -130,7 +128,7 @@ def test_after_a_kill_at_any_write_the_next_controller_reads_from_the_objects_wh
             assert (len(_stopped(cluster)), scene.weights(cluster)) == (1, scene.weights(first)), (at, carried_out)
 
 
-@pytest.mark.parametrize("target", [name for name in SCENES if name != "kube-scheduler"])
+@pytest.mark.parametrize("target", [name for name in SCENES if name != "fake-pods"])
 def test_a_fault_at_any_write_of_a_release_leaves_nothing_that_the_next_one_does_not_restore(
     target: str, controller_of: Make, accountant: Any
 ) -> None:
@@ -160,15 +158,14 @@ def _gone(cluster: MemoryCluster) -> set[str]:
     return {f"p{i}" for i in range(8)} - {obj["metadata"]["name"] for obj in cluster.list(POD)}
 
 
-@needs("schedulers.kube-scheduler")
 def test_after_a_kill_the_victims_of_every_target_of_the_cycle_count(controller_of: Make, accountant: Any) -> None:
     plain, fake = _plain(), _fake()
     names = {f"p{i}": f"p{i + 4}" for i in range(4)} | {f"g-p{i}": f"g-p{i + 4}" for i in range(4)} | {"w": "v"}
     text = json.dumps(fake.objects).replace('"n0"', '"n1"').replace('"g-w"', '"g-v"')
     for old, new in names.items():
         text = text.replace(f'"{old}"', f'"{new}"').replace(f'"uid-{old}"', f'"uid-{new}"')
-    queues = [{"name": name, "deserved": 4, "refs": [f"policy:{name}", f"fake:{name}"]} for name in "ab"]
-    targets = {"kube_scheduler": {"mode": "extender"}, "fake": {"mode": "weight", "apply": "enforce"}}
+    queues = [{"name": name, "deserved": 4, "refs": [f"fake-pods:{name}", f"fake:{name}"]} for name in "ab"]
+    targets = {"fake_pods": {"apply": "enforce"}, "fake": {"mode": "weight", "apply": "enforce"}}
     policy = policy_of(queues, targets=targets, preemption={**RULES, "per_cluster": 2, "per_team": 2})
     objects = [*plain.objects, *json.loads(text)]
     for obj in objects:  # a pod waits for GPUs of its scheduler's node
@@ -215,14 +212,13 @@ class _Refusing(FaultAt):
 
 def _by_two(cluster: MemoryCluster, controller_of: Make) -> Any:
     policy = policy_of(
-        [{"name": name, "deserved": 8, "refs": [f"policy:{name}"]} for name in "ab"],
-        targets={"kube_scheduler": {"mode": "extender"}},
+        [{"name": name, "deserved": 8, "refs": [f"fake-pods:{name}"]} for name in "ab"],
+        targets={"fake_pods": {"apply": "enforce"}},
         preemption={**RULES, "per_cluster": 2, "per_team": 2, "lost_gpu_hours": 10_000},
     )
     return controller_of(policy, cluster, status_object=HERE, pods=lambda: pods_of(cluster))
 
 
-@needs("schedulers.kube-scheduler")
 def test_victims_of_a_cycle_whose_state_was_not_written_count_after_a_kill_of_the_next(
     controller_of: Make, accountant: Any
 ) -> None:
@@ -235,7 +231,7 @@ def test_victims_of_a_cycle_whose_state_was_not_written_count_after_a_kill_of_th
     before = _gone(cluster)
     ours = cluster.get(POD, "w", "ns")
     cluster.put({**ours, "spec": {**ours["spec"], "nodeName": "n0"}}, field_manager="tests")
-    cluster.load([pod_object("w2", "b", node="")])
+    cluster.load([fake_pod("w2", "b", node="")])
     controller.later()
     assert (len(before), len(_gone(cluster) - {f"p{i}" for i in range(4, 8)})) == (5, 2)
     cluster.forgets = False
@@ -243,7 +239,6 @@ def test_victims_of_a_cycle_whose_state_was_not_written_count_after_a_kill_of_th
     assert len(_counted(cluster)) == 2
 
 
-@needs("schedulers.kube-scheduler")
 def test_a_victim_that_was_not_stopped_and_ended_later_does_not_count(controller_of: Make, accountant: Any) -> None:
     """Also if the controller is restarted after its pod ended."""
     cluster = _Refusing(KINDS, _plain().objects)
@@ -260,11 +255,10 @@ def test_a_victim_that_was_not_stopped_and_ended_later_does_not_count(controller
         assert _counted(cluster) == set()
 
 
-@needs("schedulers.kube-scheduler")
 def test_the_note_of_a_victim_is_small_however_many_pods_it_has(controller_of: Make, accountant: Any) -> None:
-    many = [pod_object(f"m{i}", gpus=1, labels={"gputally.dev/gang": "many"}, uid=f"{i:036}") for i in range(200)]
-    keep = pod_object("keep", gpus=8, annotations={OPT_OUT: "never"})
-    cluster = FaultAt(KINDS, [node_object("n0", 208), keep, pod_object("w", "b", node="", gpus=8), *many])
+    many = [fake_pod(f"m{i}", gpus=1, labels={"gputally.dev/gang": "many"}, uid=f"{i:036}") for i in range(200)]
+    keep = fake_pod("keep", gpus=8, annotations={OPT_OUT: "never"})
+    cluster = FaultAt(KINDS, [node_object("n0", 208), keep, fake_pod("w", "b", node="", gpus=8), *many])
     accountant.nodes = {"n0"}
     accountant.spend(a=0.75, b=0.25)
     _by_two(cluster, controller_of).cycle()

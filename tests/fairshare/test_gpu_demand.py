@@ -40,7 +40,7 @@ from gputally.testing.fake_scheduler import (
 from gputally.testing.fake_scheduler_adapter import FakeAdapter
 from tests.fairshare.builders import node_object, plain_pod, policy_of, read_plain_pod
 from tests.fairshare.conftest import Make
-from tests.plugin_cases import needs, plugin_cases
+from tests.plugin_cases import plugin_cases
 
 CASES = tuple(plugin_cases("fairshare").values())
 SHARES = SCHEDULER.shares
@@ -154,14 +154,12 @@ def test_finished_pods_and_those_without_gpus_are_no_demand() -> None:
     assert read_pod(plain_pod(gpu=None)) is None
 
 
-@needs("schedulers.kube-scheduler")
 def test_a_pod_knows_its_queue_its_gang_and_its_clock() -> None:
     marks = {GROUP_KEY: "pg", CHECKPOINT: "2026-10-01T01:00:00Z"}
     placed = {"node": "n1", "scheduler": SCHEDULER_NAME, "labels": {QUEUE_KEY: "vision"}, "annotations": marks}
     pod = read_plain_pod(**placed, creationTimestamp="2026-10-01T00:00:00Z")
     assert (pod.ref, pod.gang, pod.held) == ("fake:vision", "PodGroup/ns/pg", True)
     assert (pod.created_ms, pod.checkpoint_ms) == (1_790_812_800_000, 1_790_816_400_000)
-    assert read_plain_pod(labels={"kueue.x-k8s.io/queue-name": "lq"}).ref == "kueue:ns/lq"
     assert not read_plain_pod(node="n1", deletionTimestamp="2026-10-01T00:00:00Z").held
 
 

@@ -27,7 +27,7 @@ from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import Object
 from gputally.testing.fake_accountant import usage_window
 from gputally.testing.fake_scheduler import pod_group, queue_object
-from tests.fairshare.builders import cluster_with, pod_object, policy_of
+from tests.fairshare.builders import cluster_with, fake_pod, policy_of
 from tests.fairshare.by_model import (
     A10,
     H100,
@@ -43,7 +43,6 @@ from tests.fairshare.conftest import NOW_MS, Accountant, Make
 from tests.fairshare.observations import condition
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.hypothesis_examples import examples
-from tests.plugin_cases import needs
 
 
 def _differences(accountant: Accountant, policy: Policy) -> tuple[tuple[ReplayDifference, ...], str]:
@@ -59,10 +58,9 @@ def _due(report: CycleReport) -> dict[str, dict[str, float]]:
     return {model: {due.queue: due.gpus for due in of_model} for model, of_model in target.by_model.items()}
 
 
-@needs("schedulers.kube-scheduler")
 def test_a_claim_takes_gpus_of_its_own_model_alone() -> None:
     """b borrows four H100 and four A10. a's pod needs two H100 by its selector, and b's work on A10 stays."""
-    held = [pod_object(f"b-{node}{i}", "b", node=node, gpus=2) for node in "ht" for i in range(4)]
+    held = [fake_pod(f"b-{node}{i}", "b", node=node, gpus=2) for node in "ht" for i in range(4)]
     cluster = cluster_with(*two_models(), *held, waiting_for("a0", "a", 2, H100))
     policy, used = by_model_policy(), ByModel()
     (target,) = one_cycle(cluster, policy, used).targets
@@ -80,12 +78,11 @@ def _due_of(by_model: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     return {model: {due.queue: due.gpus for due in of_model} for model, of_model in by_model.items()}
 
 
-@needs("schedulers.kube-scheduler")
 def test_a_surplus_of_one_model_is_no_right_to_another() -> None:
     """b holds no more than its quota of H100, and eight A10. A pod of a that needs H100 beyond its quota waits, and is
     told why, though b is far above the sum of its quotas."""
-    held = [pod_object(f"b-t{i}", "b", node="t") for i in range(2)]
-    held += [pod_object("a-h", "a", node="h"), pod_object("b-h", "b", node="h")]
+    held = [fake_pod(f"b-t{i}", "b", node="t") for i in range(2)]
+    held += [fake_pod("a-h", "a", node="h"), fake_pod("b-h", "b", node="h")]
     cluster = cluster_with(*two_models(), *held, waiting_for("a1", "a", 2, H100))
     report = one_cycle(cluster, by_model_policy())
     (target,) = report.targets
@@ -100,10 +97,9 @@ def test_a_surplus_of_one_model_is_no_right_to_another() -> None:
     ]  # fmt: skip
 
 
-@needs("schedulers.kube-scheduler")
 def test_a_pod_without_a_selector_may_start_on_either_model() -> None:
     """All H100 are held within quotas, and b borrows A10: the victim runs on A10."""
-    held = [pod_object(f"{q}-h", q, node="h") for q in "ab"] + [pod_object(f"b-t{i}", "b", node="t") for i in range(2)]
+    held = [fake_pod(f"{q}-h", q, node="h") for q in "ab"] + [fake_pod(f"b-t{i}", "b", node="t") for i in range(2)]
     cluster = cluster_with(*two_models(), *held, waiting_for("a1", "a", 4, None))
     (target,) = one_cycle(cluster, by_model_policy()).targets
     assert target.preemption is not None
@@ -111,21 +107,19 @@ def test_a_pod_without_a_selector_may_start_on_either_model() -> None:
     assert [pod.node for victim in verdict.victims for pod in victim.pods] == ["t"]
 
 
-@needs("schedulers.kube-scheduler")
 def test_a_limit_of_a_model_binds_although_the_whole_has_none() -> None:
-    queues = [{"name": "a", "refs": ["policy:a"], "gpu_models": {"H100": {"deserved": 2, "limit": 2}}}]
+    queues = [{"name": "a", "refs": ["fake-pods:a"], "gpu_models": {"H100": {"deserved": 2, "limit": 2}}}]
     policy = policy_of(queues, preemption={"mode": "enforce", "min_runtime": 0, "wait": 0})
-    cluster = cluster_with(*two_models(), pod_object("a0", node="h", gpus=2), waiting_for("a1", "a", 2, H100))
+    cluster = cluster_with(*two_models(), fake_pod("a0", node="h", gpus=2), waiting_for("a1", "a", 2, H100))
     (target,) = one_cycle(cluster, policy).targets
     assert target.preemption is not None
     assert [verdict.outcome for verdict in target.preemption.verdicts] == ["denied"]
 
 
-@needs("schedulers.kube-scheduler")
 def test_usage_and_budgets_of_one_model_leave_the_other_as_it_is() -> None:
     """Both ask for all GPUs. a has used all H100 and nothing else; its budget of H100 is used up."""
     free = {"H100": {"weight": 1}, "A10": {"weight": 1}}
-    queues = [{"name": name, "refs": [f"policy:{name}"], "gpu_models": free} for name in "ab"]
+    queues = [{"name": name, "refs": [f"fake-pods:{name}"], "gpu_models": free} for name in "ab"]
     budget = {"name": "m", "queue": "a", "limit": 100, "exhausted": "no-over-quota", "gpu_models": {"H100": 10}}
     pods = [waiting_for(f"{q}{model[-1]}", q, 8, model) for q in "ab" for model in (H100, A10)]
     used = ByModel(H100={"a": 1.0})
@@ -146,7 +140,7 @@ def _gang(name: str, queue: str, *on: tuple[str, int], model: str | None = None,
     """A workload with a pod of so many GPUs on each of these nodes ("": it waits)."""
     notes, labels = {"fake.gputally.dev/pod-group": name}, {"fake.gputally.dev/queue": queue}
     pods = [
-        pod_object(f"{name}{i}", queue, node=node, gpus=gpus, annotations=notes, labels=labels)
+        fake_pod(f"{name}{i}", queue, node=node, gpus=gpus, annotations=notes, labels=labels)
         for i, (node, gpus) in enumerate(on)
     ]
     for pod in pods:
@@ -240,7 +234,7 @@ def test_a_recorded_cycle_with_models_comes_to_the_same_bit_for_bit() -> None:
     used = ByModel(H100={"a": 0.7, "b": 0.1}, A10={"b": 0.4})
     policy = by_model_policy("fake", k=1.0)
     groups = [queue_object(name, requested="16", allocated="4") for name in "ab"]
-    cluster = MemoryCluster(KINDS, [*two_models(), *groups, pod_object("b0", "b", node="h")])
+    cluster = MemoryCluster(KINDS, [*two_models(), *groups, fake_pod("b0", "b", node="h")])
     one_cycle(cluster, policy, used)
     assert _differences(used, policy) == ((), "")
     assert {"H100", "A10", OTHERS} == used.decisions[0].inputs["due_by_model"].keys()

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from accountant.wire.policy_models import IdleReclaimPolicy, Policy
 from accountant.wire.usage_cost_and_job_models import Accounts
 from fairshare.controller.control_loop import Controller
-from fairshare.core.gpu_demand import QUEUE_LABEL
 from fairshare.core.queues_and_weights import Gang, Pod
 from fairshare.preemption import idle_reclaim
 from fairshare.preemption.idle_reclaim import CHECKS_PER_GRACE, WARNING
@@ -27,6 +26,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.errors import AccountantUnavailable, ClusterRefused, ClusterUnavailable, Conflict
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, POD
+from gputally.testing.fake_scheduler import labelled
 from tests.fairshare.builders import Failing, node_object, object_of, policy_of
 from tests.fairshare.conftest import Accountant, Make
 from tests.fairshare.failing_writes import FaultAt
@@ -34,9 +34,6 @@ from tests.fairshare.observations import pods_of, reasons_of
 from tests.fairshare.preemption_cases import NOW_MS, gang, policy, situation
 from tests.fairshare.scheduler_kinds import KINDS
 from tests.hypothesis_examples import examples
-from tests.plugin_cases import needs
-
-pytestmark = needs("schedulers.kube-scheduler")
 
 RULE: dict[str, Any] = {"mode": "enforce", "below": 0.05, "sustained": "2h", "grace": "30m"}
 RULES = policy({"a": 16}, idle=RULE)
@@ -265,11 +262,11 @@ def test_exemptions_by_what_the_owner_wrote(exempt: dict[str, Any], reason: str 
 def _pod(name: str, **metadata: Any) -> dict[str, Any]:
     """Build a pod that has been ready for a day."""
     since = datetime.fromtimestamp(NOW_MS / 1000 - 86_400, UTC).isoformat()
-    labels = {QUEUE_LABEL: "a", **metadata.pop("labels", {})}
+    labels = metadata.pop("labels", {})
     spec = {"nodeName": "n0", "containers": [{"resources": {"limits": {"nvidia.com/gpu": "2"}}}]}
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": since}
     status = {"phase": "Running", "startTime": since, "conditions": [ready]}
-    return object_of(POD, name, spec, status, **{"uid": f"uid-{name}", "labels": labels, **metadata})
+    return labelled(object_of(POD, name, spec, status, **{"uid": f"uid-{name}", "labels": labels, **metadata}), "a")
 
 
 class Lives:
@@ -306,7 +303,7 @@ def start(controller_of: Make) -> Make:
 
     def make(cluster: MemoryCluster, rule: Mapping[str, Any] | None = None, **rules: Any) -> Controller:
         preemption = {"mode": "enforce", "min_runtime": 0, "idle": RULE | dict(rule or {}), **rules}
-        wanted = policy_of([{"name": "a", "deserved": 8, "refs": ["policy:a"]}], preemption=preemption)
+        wanted = policy_of([{"name": "a", "deserved": 8, "refs": ["fake-pods:a"]}], preemption=preemption)
         return controller_of(wanted, cluster, status_object=StatusObject(), pods=lambda: pods_of(cluster))
 
     return make

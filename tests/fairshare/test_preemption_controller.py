@@ -40,17 +40,14 @@ from tests.fairshare.builders import (
     budget_object,
     budget_state,
     cluster_with,
+    fake_pod,
     node_object,
-    pod_object,
     policy_of,
 )
 from tests.fairshare.conftest import Accountant, Capsys, Make
 from tests.fairshare.observations import pods_of
 from tests.fairshare.scheduler_kinds import KINDS
-from tests.plugin_cases import needs
 from tests.shared_files import shared
-
-pytestmark = needs("schedulers.kube-scheduler")
 
 
 @pytest.fixture
@@ -58,7 +55,7 @@ def controller(controller_of: Make) -> Make:
     """Return a controller of pods by label: a holds 8 of n0's GPUs with a quota of 4, and b with a quota of 4 waits."""
 
     def make(cluster: MemoryCluster, **rules: Any) -> Controller:
-        queues = [{"name": name, "deserved": 4, "refs": [f"policy:{name}"]} for name in "ab"]
+        queues = [{"name": name, "deserved": 4, "refs": [f"fake-pods:{name}"]} for name in "ab"]
         wanted = policy_of(queues, preemption={"mode": "enforce", "min_runtime": 0, **rules})
         return controller_of(wanted, cluster, status_object=StatusObject(), pods=lambda: pods_of(cluster))
 
@@ -75,7 +72,7 @@ def _keep_a0(cluster: Answering) -> Answering:
 
 
 def _borrowing() -> Answering:
-    return cluster_with(node_object("n0", 8), pod_object("a0"), pod_object("a1"), pod_object("b0", "b", node=""))
+    return cluster_with(node_object("n0", 8), fake_pod("a0"), fake_pod("a1"), fake_pod("b0", "b", node=""))
 
 
 def test_a_cycle_reclaims_records_and_remembers(controller: Make, accountant: Accountant) -> None:
@@ -112,7 +109,7 @@ def test_a_dry_run_records_the_same_decision_once_and_stops_no_pod(controller: M
 
 
 def test_off_decides_nothing(controller: Make) -> None:
-    assert controller(_borrowing(), targets={"kube_scheduler": "off"}).cycle().targets[0].preemption is None
+    assert controller(_borrowing(), targets={"fake_pods": "off"}).cycle().targets[0].preemption is None
 
 
 def test_stale_usage_causes_no_preemption(controller: Make, accountant: Accountant) -> None:
@@ -131,7 +128,7 @@ def test_a_victim_the_cluster_keeps_is_replaced_by_the_next_which_is_no_fault(co
 
 
 def _condition(cluster: MemoryCluster) -> tuple[str, str, str]:
-    found = json.loads(cluster.get(CONFIG_MAP, "gputally-fairshare", "gputally")["data"]["kube-scheduler.Preemption"])
+    found = json.loads(cluster.get(CONFIG_MAP, "gputally-fairshare", "gputally")["data"]["fake-pods.Preemption"])
     return found["status"], found["reason"], found["message"]
 
 
@@ -166,8 +163,8 @@ def test_what_stands_in_the_way_is_a_condition_an_event_and_a_metric(
     assert (status, found) == ("False", reason)
     assert words in message
     assert [e.reason for e in cluster.events if e.name == "gputally-fairshare" and e.type == "Warning"] == [reason]
-    series = f'gputally_fairshare_preemption_blocked{{reason="{reason}",target="kube-scheduler"}}'
-    degraded = 'gputally_fairshare_target_degraded{reason="PreemptionFailed",target="kube-scheduler"} 1.0'
+    series = f'gputally_fairshare_preemption_blocked{{reason="{reason}",target="fake-pods"}}'
+    degraded = 'gputally_fairshare_target_degraded{reason="PreemptionFailed",target="fake-pods"} 1.0'
     assert (degraded if answer == "503" else series) in metrics.render().decode()
     assert len(cluster.list(POD)) == 3
     cluster.answer = None
@@ -181,12 +178,12 @@ def test_what_stands_in_the_way_is_a_condition_an_event_and_a_metric(
 def test_victims_held_by_budgets_only_delay_the_one_that_may_be_evicted(controller: Make, clock: VirtualClock) -> None:
     """Each looks cheaper than the one that may be evicted, and has a disruption budget of its own."""
     kept = [
-        pod_object(f"k{i}", gpus=1, labels={"app": f"k{i}"}, annotations={CHECKPOINT: "2026-09-30T23:59:00Z"})
+        fake_pod(f"k{i}", gpus=1, labels={"app": f"k{i}"}, annotations={CHECKPOINT: "2026-09-30T23:59:00Z"})
         for i in range(12)
     ]
     budgets = [budget_object(f"k{i}", 0, {"app": f"k{i}"}) for i in range(12)]
-    goes = pod_object("last", gpus=1)
-    cluster = cluster_with(node_object("n0", 13), *kept, *budgets, goes, pod_object("b0", "b", node="", gpus=1))
+    goes = fake_pod("last", gpus=1)
+    cluster = cluster_with(node_object("n0", 13), *kept, *budgets, goes, fake_pod("b0", "b", node="", gpus=1))
     loop = controller(cluster)
     seen = []
     for _ in range(4):
@@ -198,21 +195,19 @@ def test_victims_held_by_budgets_only_delay_the_one_that_may_be_evicted(controll
     assert "last" not in {pod["metadata"]["name"] for pod in cluster.list(POD)}
     open_now = {**cluster.get(BUDGET, "k3", "ns"), "status": {"disruptionsAllowed": 1}}
     cluster.put(open_now, field_manager="x", subresource="status")
-    cluster.load([pod_object("b1", "b", node="", gpus=1)])
+    cluster.load([fake_pod("b1", "b", node="", gpus=1)])
     for _ in range(3):
         clock.advance(VETO_VALID_MS // 2)
         loop.cycle()
     assert "k3" not in {pod["metadata"]["name"] for pod in cluster.list(POD)}
 
 
-QUEUES = [{"name": "a", "deserved": 4, "refs": ["policy:a"]}, {"name": "serving", "refs": ["policy:serving"]}]
+QUEUES = [{"name": "a", "deserved": 4, "refs": ["fake-pods:a"]}, {"name": "serving", "refs": ["fake-pods:serving"]}]
 
 
 def _full() -> MemoryCluster:
     """a borrows 4 of 8 GPUs; a server without a quota waits above its share."""
-    return cluster_with(
-        node_object("n0", 8), pod_object("a0"), pod_object("a1"), pod_object("chat", "serving", node="")
-    )
+    return cluster_with(node_object("n0", 8), fake_pod("a0"), fake_pod("a1"), fake_pod("chat", "serving", node=""))
 
 
 @pytest.fixture
@@ -253,7 +248,7 @@ def test_a_dry_run_shows_who_would_give_way(rules: Policy, ask: Make, accountant
 
 def test_by_hand_acts_for_that_one_and_records_it(rules: Policy, ask: Make, accountant: Accountant) -> None:
     cluster = _full()
-    cluster.load([pod_object("other", "serving", node="")])
+    cluster.load([fake_pod("other", "serving", node="")])
     assert [verdict.claimant for verdict in ask(rules, cluster, "enforce").verdicts] == ["Pod/ns/chat"]
     assert len(cluster.list(POD)) == 3
     assert {decision.kind for decision in accountant.decisions} == {"preemption"}
@@ -263,12 +258,12 @@ def test_by_hand_is_decided_on_what_a_cycle_sees(
     ask: Make, controller_of: Make, accountant: Accountant, clock: VirtualClock
 ) -> None:
     """The entitlements take account of a budget that is used up and of the law's memory."""
-    queues = [*QUEUES, {"name": "b", "refs": ["policy:b"]}]
+    queues = [*QUEUES, {"name": "b", "refs": ["fake-pods:b"]}]
     budget = {"name": "b", "queue": "b", "limit": "10", "exhausted": "no-over-quota"}
     rules = policy_of(queues, budgets=[budget], preemption={"mode": "dry-run", "wait": 0, "min_runtime": 0})
     accountant.spend(a=0.5, b=0.4, serving=0.1)
     cluster = cluster_with(
-        node_object("n0", 8), pod_object("a0"), pod_object("b0", "b"), pod_object("chat", "serving", node="")
+        node_object("n0", 8), fake_pod("a0"), fake_pod("b0", "b"), fake_pod("chat", "serving", node="")
     )
     controller = controller_of(rules, cluster, pods=lambda: pods_of(cluster), status_object=StatusObject())
     seen = []
@@ -291,7 +286,7 @@ def test_limits_count_what_was_done_by_hand(ask: Make, controller_of: Make, cloc
     assert len(cluster.list(POD)) == 3  # above its share it only waits
     assert ask(rules, cluster, "enforce").past
     assert len(cluster.list(POD)) == 2
-    cluster.load([pod_object("a2"), pod_object("early", "a", node="")])
+    cluster.load([fake_pod("a2"), fake_pod("early", "a", node="")])
     clock.advance(60_000)
     second = ask(rules, cluster, "enforce")
     words = "1 workloads of the cluster were stopped within the hour, and no more may be"
@@ -329,18 +324,18 @@ def test_the_controller_makes_room_for_a_latency(rules: Policy, controller_of: M
     controller.later()
     assert len(cluster.list(POD)) == 2
     shown = metrics.render().decode()
-    labels = 'ground="above share",queue="a",result="stopped",target="kube-scheduler"'
+    labels = 'ground="above share",queue="a",result="stopped",target="fake-pods"'
     for line in (
         'gputally_slo_latency_seconds{slo="chat"} 0.08',
         f"gputally_fairshare_preempted_total{{{labels}}} 1.0",
-        'gputally_fairshare_preemption_claims{outcome="preempts",target="kube-scheduler"} 1.0',
+        'gputally_fairshare_preemption_claims{outcome="preempts",target="fake-pods"} 1.0',
     ):
         assert line in shown
 
 
 def test_the_command_says_what_is_missing(tmp_path: Any, capsys: Capsys) -> None:
     path = tmp_path / "policy.yaml"
-    path.write_text("queues: [{name: a, refs: ['policy:a']}]")
+    path.write_text("queues: [{name: a, refs: ['fake-pods:a']}]")
     assert main(["preempt", "--policy", str(path), "--for", "ns/chat", "--threshold", "50ms", "--dry-run"]) == 1
     assert "give --query and --prometheus" in capsys.readouterr().err
     assert main(["preempt", "--policy", str(path), "--for", "ns/chat", "--threshold", "fast", "--dry-run"]) == 1

@@ -13,15 +13,10 @@ from fairshare.core.published_devices import SLICES, with_published
 from gputally.base.clock import VirtualClock
 from gputally.base.errors import ClusterRefused, ClusterUnavailable
 from gputally.kubernetes.objects import GPU, Kind, Object, gpus_of_nodes
-from tests.fairshare.builders import Failing, node_object, object_of, pod_object, policy_of
+from tests.fairshare.builders import Failing, fake_pod, node_object, object_of, policy_of
 from tests.fairshare.conftest import NOW_MS, Accountant
 from tests.fairshare.observations import pods_of
 from tests.fairshare.scheduler_kinds import KINDS
-from tests.plugin_cases import needs
-
-pytestmark = needs("schedulers.kube-scheduler")
-
-TARGETS = {"kube_scheduler": {"mode": "extender"}}
 
 
 def _device(name: str, kind: str = "gpu", *, basic: bool = False, **attributes: str) -> dict[str, Any]:
@@ -78,7 +73,7 @@ def test_a_node_with_a_device_plugin_keeps_its_own_count() -> None:
 
 
 def _cycle(cluster: Failing, *, claims_counted: bool = False) -> CycleReport:
-    policy = policy_of([{"name": q, "refs": [f"policy:{q}"]} for q in "ab"], k=0.0, targets=TARGETS)
+    policy = policy_of([{"name": q, "refs": [f"fake-pods:{q}"]} for q in "ab"], k=0.0)
     return Controller(
         policy, Accountant(), cluster, VirtualClock(NOW_MS), pods=lambda: pods_of(cluster),
         claims_counted=claims_counted,
@@ -86,7 +81,7 @@ def _cycle(cluster: Failing, *, claims_counted: bool = False) -> CycleReport:
 
 
 def _cluster() -> Failing:
-    work = [pod_object(q, q, node="", gpus=8) for q in "ab"]
+    work = [fake_pod(q, q, node="", gpus=8) for q in "ab"]
     return Failing(KINDS, [node_object("plugin", 4), _bare("claims"), _slice("claims", EIGHT), *work])
 
 

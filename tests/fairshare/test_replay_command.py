@@ -19,12 +19,12 @@ from gputally.base.clock import SystemClock, VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import POD
 from gputally.testing.fake_scheduler import queue_object, setup_object
-from tests.fairshare.builders import cluster_of, cluster_with, node_object, pod_object, policy_of
+from tests.fairshare.builders import cluster_of, cluster_with, fake_pod, node_object, policy_of
 from tests.fairshare.conftest import Accountant, Capsys, Make
 from tests.fairshare.fixed_answers_server import Answer, serving
 from tests.fairshare.observations import pods_of
 from tests.fairshare.scheduler_kinds import KINDS
-from tests.plugin_cases import needs, plugin_cases
+from tests.plugin_cases import plugin_cases
 
 HOUR_US, HOUR_MS = 3_600_000_000, 3_600_000
 
@@ -138,13 +138,13 @@ def test_nothing_to_replay_is_one_line(when: str, fault: str, decided: Recorded,
 @pytest.fixture
 def preempted(accountant: Accountant, controller_of: Make, clock: VirtualClock) -> Recorded:
     """Two recorded cycles with preemptions: a borrower gives way to b; then an idle pod is warned and evicted."""
-    cluster = cluster_with(node_object(), pod_object("a0"), pod_object("a1"), pod_object("b0", "b", node=""))
+    cluster = cluster_with(node_object(), fake_pod("a0"), fake_pod("a1"), fake_pod("b0", "b", node=""))
     since = "2026-09-30T00:00:00Z"
     for obj in cluster.list(POD)[:2]:
         ready = {"conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": since}]}
         cluster.load([{**obj, "status": {**obj["status"], **ready, "startTime": since}}])
     idle = {"mode": "enforce", "sustained": "1h", "grace": "10m"}
-    queues = [{"name": name, "deserved": 4, "refs": [f"policy:{name}"]} for name in "ab"]
+    queues = [{"name": name, "deserved": 4, "refs": [f"fake-pods:{name}"]} for name in "ab"]
     policy: Policy = policy_of(queues, preemption={"mode": "enforce", "min_runtime": 0, "idle": idle})
     accountant.used = lambda start, end: {("ns", "a1"): Accounts(allocated_idle=4 * (end - start) * 1000)}
     controller = controller_of(policy, cluster, pods=lambda: pods_of(cluster))
@@ -154,7 +154,6 @@ def preempted(accountant: Accountant, controller_of: Make, clock: VirtualClock) 
     return policy, accountant.decisions
 
 
-@needs("schedulers.kube-scheduler")
 def test_preemptions_come_to_the_same_bit_for_bit(preempted: Recorded, capsys: Capsys) -> None:
     policy, decisions = preempted
     day = datetime.fromtimestamp(decisions[0].at_ms / 1000, UTC).date().isoformat()
@@ -169,7 +168,6 @@ def test_preemptions_come_to_the_same_bit_for_bit(preempted: Recorded, capsys: C
         assert "preemptions" in capsys.readouterr().out
 
 
-@needs("schedulers.kube-scheduler")
 @pytest.mark.parametrize(
     ("bend", "line"),
     [
@@ -192,7 +190,6 @@ def test_a_preemption_that_comes_out_otherwise_is_printed(
     assert line in capsys.readouterr().out
 
 
-@needs("schedulers.kube-scheduler")
 def test_a_changed_situation_decides_otherwise(preempted: Recorded, capsys: Capsys) -> None:
     """With a larger quota for a in the inputs, no pod would have been preempted."""
     policy, decisions = preempted
@@ -209,7 +206,6 @@ def test_a_changed_situation_decides_otherwise(preempted: Recorded, capsys: Caps
     assert "the record was changed" in out.replace("\n", " ")
 
 
-@needs("schedulers.kube-scheduler")
 def test_a_policy_is_the_accountants_word_not_its_hash_under_this_release(preempted: Recorded, capsys: Capsys) -> None:
     """A release whose policies have a further key computes another hash of the same policy."""
     policy, decisions = preempted

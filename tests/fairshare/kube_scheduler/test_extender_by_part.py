@@ -13,7 +13,7 @@ from fairshare.targets.pod_index import PodIndex
 from gputally.base.clock import VirtualClock
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from tests.fairshare.builders import cluster_with, pod_object, policy_of
-from tests.fairshare.by_model import by_model_policy, one_cycle, two_models, waiting_for
+from tests.fairshare.by_model import by_model_policy, one_cycle, two_models
 from tests.fairshare.conftest import NOW_MS, Make
 from tests.fairshare.kube_scheduler.node_scores import scores
 from tests.fairshare.mig_nodes import BOTH, mig_pod
@@ -25,14 +25,14 @@ def test_the_extender_protects_a_queue_within_its_quota_of_the_nodes_model() -> 
     """b is within its quota of H100 and borrows A10, so a's pod may end b's work only on the node with A10."""
     held = [pod_object("b-h", "b", node="h"), pod_object("a-h", "a", node="h", gpus=2)]
     held += [pod_object(f"b-t{i}", "b", node="t") for i in range(2)]
-    asking = waiting_for("a1", "a", 4, None)
+    asking = pod_object("a1", node="")
     cluster = cluster_with(*two_models(), *held, asking)
-    policy = by_model_policy()
+    policy = by_model_policy("policy")
     index, pods = PodIndex(), {pod.name: pod for pod in pods_of(cluster)}
     for pod in pods.values():
         index.change(pod.uid, pod)
     views = ExtenderViews(index, VirtualClock(NOW_MS))
-    report = one_cycle(cluster, by_model_policy(targets={"kube_scheduler": {"mode": "extender"}}))
+    report = one_cycle(cluster, by_model_policy("policy", targets={"kube_scheduler": {"mode": "extender"}}))
     views.observe(report, policy)
     view = views.view()
     assert view is not None

@@ -36,7 +36,7 @@ from gputally.base.errors import ClusterRefused
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import CONFIG_MAP, GPU, Kind, fixed_point, quantity
 from tests.fairshare.aliases import ALIASES
-from tests.fairshare.builders import node_object, object_of, pod_object, policy_of
+from tests.fairshare.builders import node_object, object_of, pod_object, policy_of, read_plain_pod
 from tests.fairshare.conftest import NOW_MS, Accountant, Make
 from tests.fairshare.kueue.objects import V1BETA1, V1BETA2, configured
 from tests.fairshare.observations import condition, reasons_of
@@ -1131,3 +1131,7 @@ def test_two_pools_of_one_model_are_divided_each_for_itself_if_each_is_a_cohort(
     shares = {due.queue: due.gpus for due in target.entitlements}
     assert shares == {"reserved": 16, "a-reserved": 16, "b-reserved": 0, "spot": 8, "a-spot": 0, "b-spot": 8}
     assert reasons_of(target)["InSync"] == ("True", "AsPolicy")
+
+
+def test_a_label_names_the_queue_in_the_pods_own_namespace() -> None:
+    assert read_plain_pod(labels={"kueue.x-k8s.io/queue-name": "lq"}).ref == "kueue:ns/lq"
