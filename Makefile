@@ -46,9 +46,7 @@ test-real: $(READY) ## The suites that need a real browser, Kubernetes API serve
 	@sh scripts/grafana-preview.sh >/dev/null
 	@VENV=$(VENV) sh scripts/focus.sh >/dev/null
 	@VENV=$(VENV) sh scripts/images.sh >/dev/null || [ -z "$(CI)" ]
-	@$(BIN)/pytest -m real $(PARALLEL_REAL) $(ARGS)
-	@# A property with many examples is no hang: each may take twenty minutes on a busy machine.
-	@GPUTALLY_THOROUGH=1 $(BIN)/pytest -m "(thorough or hypothesis) and not real" --timeout 1200 $(PARALLEL) $(ARGS)
+	@BIN=$(BIN) REAL="$(PARALLEL_REAL)" THOROUGH="$(PARALLEL)" sh scripts/real-suites.sh $(ARGS)
 
 test-gpu: $(READY) ## The agent beside known loads, on a machine with one idle NVIDIA GPU
 	@$(BIN)/pytest tests/hardware/nvml/gpu_suite.py $(ARGS)
