@@ -243,7 +243,7 @@ def everywhere(node: str) -> list[str]:
 
 
 @given(node=TEXT, name=TEXT, label=TEXT)
-@settings(max_examples=examples(2, 30), phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=examples(2, 12), phases=(Phase.explicit, Phase.generate))
 def test_whatever_is_accepted_is_drawn_and_exported(node: str, name: str, label: str) -> None:
     with (
         tempfile.TemporaryDirectory() as place,

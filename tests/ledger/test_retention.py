@@ -207,7 +207,7 @@ fails, as at a kill; the sender sends again."""
 
 
 @given(steps=STEPS)
-@settings(max_examples=examples(4, 60))
+@settings(max_examples=examples(4, 30))
 def test_figures_do_not_depend_on_when_rows_leave_the_file(steps):
     hand, clock = Hand(now_ms=LATER_MS), VirtualClock(LATER_MS)
     failing = [False]

@@ -37,7 +37,7 @@ STAYS = st.lists(
 )
 DOWNS = st.lists(st.tuples(st.sampled_from(NODES), st.integers(0, 50), st.integers(1, 20)), max_size=3)
 FEW = settings(
-    max_examples=examples(4, 40),
+    max_examples=examples(4, 16),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
@@ -112,7 +112,7 @@ def test_outboxes_that_overlap(found: list[Stream], data: st.DataObject) -> None
 
 @pytest.mark.thorough
 @given(rows_of=ROWS, seed=st.integers(0, 1_000), timezone=st.sampled_from((*ZONES, QUARTERS)), data=st.data())
-@settings(max_examples=examples(3, 30))
+@settings(max_examples=examples(3, 10))
 def test_its_lake_answers_alike(rows_of: Any, seed: int, timezone: str, data: st.DataObject) -> None:
     """Hours of Kathmandu begin at a quarter past an hour of UTC: the lake is divided there, and so is the question."""
     start_ms = START_MS - 45 * MINUTE * (timezone == QUARTERS)

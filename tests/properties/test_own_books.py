@@ -219,7 +219,7 @@ def _figures(by_api: bool, kind: str, told_at: int | None, imported: bool, attac
 _without_attacks = cache(_figures)
 
 
-@settings(max_examples=examples(8, 40))
+@settings(max_examples=examples(8, 24))
 @given(
     attacks=st.lists(st.tuples(st.integers(0, STEPS - 1), _batches), max_size=8),
     by_api=st.booleans(),

@@ -116,7 +116,7 @@ def marks(ledger: DuckLedger) -> list[Any]:
 
 @given(st.lists(STEPS, min_size=2, max_size=10))
 @settings(
-    max_examples=examples(5, 200), deadline=None, suppress_health_check=list(HealthCheck),
+    max_examples=examples(5, 80), deadline=None, suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )  # fmt: skip
 def test_a_span_whose_mark_stays_equal_keeps_its_answers(steps):
