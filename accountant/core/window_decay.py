@@ -8,8 +8,8 @@ rounded there to an integer, and added up with other intervals. Then these sums 
 `math.fsum`, oldest first. The result is therefore bit-equal for any order of arrival, and an interval has the same
 terms in every window with that half-life.
 
-Instants are UTC milliseconds. Formula: KAI-Scheduler's usage query, 0.5^(age / half-life) summed over samples, in the
-limit of continuous sampling."""
+Instants are UTC milliseconds. Formula: 0.5^(age / half-life) summed over samples, as a scheduler's usage query
+has it, in the limit of continuous sampling."""
 
 from __future__ import annotations
 

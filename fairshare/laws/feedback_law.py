@@ -1,4 +1,4 @@
-"""Defines the law that turns past use into weights: KAI's rule, P = max(0, n + k (n - U)).
+"""Defines the law that turns past use into weights: P = max(0, n + k (n - U)).
 
 n is a queue's weight over the weights of the queues that it is compared with, U its usage, k the strength of history. A
 queue's weight grows by as much as its use lay below its share, at most to twice its share with k = 1, and falls in the
@@ -17,7 +17,7 @@ The law keeps these invariants (tests/properties/test_law.py):
 - Scaling all configured weights changes nothing else.
 - Without history the result is the configured weights.
 
-Source: KAI-Scheduler resource_division.go, commit d5bc503a."""
+Source: that of `division`."""
 
 from __future__ import annotations
 
@@ -109,6 +109,7 @@ def normalised_weights(siblings: LawQueues) -> list[float]:
 def history_weights(siblings: LawQueues, k: float) -> list[float]:
     """Return P for each queue.
 
-    With these weights and its own k at 0, KAI's first round gives the same result as with its own history."""
+    With these weights and its own k at 0, the first round of the division's source gives the same result as with its
+    own history."""
     parts, usage = normalised_weights(siblings), siblings.columns.usage
     return [max(0.0, n + k * (n - u)) if n > 0.0 else 0.0 for n, u in zip(parts, usage, strict=True)]

@@ -24,7 +24,7 @@ History alone can raise a share only by a limited amount. Take a queue with the 
 while the others used everything. With the strength of history k, its over-quota share is about n (1 + k) of the pool C.
 A gang of g GPUs therefore needs about k = g / (n C) - 1. The exact figure, with rounding, comes from the division.
 
-Source of the bound: KAI-Scheduler resource_division.go, commit d5bc503a."""
+Source of the bound: that of `division`."""
 
 from __future__ import annotations
 

@@ -5,20 +5,20 @@ weights of siblings are set together and then stay for the policy's `interval`, 
 changed from which they follow. Only a turn (`gang_turns`: a time in which the weights admit one large gang) interrupts
 them. `Explanation` holds every intermediate value. The weights do not depend on the order of the queues in the inputs.
 
-U is a queue's usage as a part of a capacity, and P is the factor by which KAI divides (`division`). This module
-computes U differently from KAI in two ways:
+U is a queue's usage as a part of a capacity, and P is the factor by which `division` divides. This module computes
+U differently from the division's source in two ways:
 
 - U of a child is relative to its parent's part of the cluster, not to the whole cluster. History then has as much
   effect inside a small department as among the roots.
 - U is never relative to less than the siblings' total usage. The values of U therefore add up to at most 1, and those
-  of P to at least 1. KAI does not divide the pool if every P is 0. Here this cannot happen while any weight is
+  of P to at least 1. The source does not divide the pool if every P is 0. Here this cannot happen while any weight is
   positive.
 
 A used-up budget removes only the over-quota weight. The deserved quota is a guarantee and stays. A budget whose spend
 is unknown, because some of its time has no price, has no effect.
 
-A scheduler may divide parts of a cluster separately. With KAI these are scheduling shards. The queues of a shard divide
-only the GPUs of its nodes, minus those that pods of other schedulers hold. Their history is relative to the shard's
+A scheduler may divide parts of a cluster separately, such as shards of its nodes. The queues of a part divide only the
+GPUs of its nodes, minus those that pods of other schedulers hold. Their history is relative to its
 part of the cluster's capacity."""
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ deserved quota, or more than their limit. While it is within its own deserved qu
 holds more than its quota.
 
 Two queues are compared at the children of their lowest common ancestor. A bundle is a part of a workload that can be
-stopped separately. As in KAI, a bundle's queue is checked before the bundle is taken, so taking it may bring the queue
-below its share. `victim_selection` is stricter: it never brings a queue below its quota.
+stopped separately. As in the source, a bundle's queue is checked before the bundle is taken, so taking it may bring the
+queue below its share. `victim_selection` is stricter: it never brings a queue below its quota.
 
-Source: kai-scheduler/KAI-Scheduler d5bc503a, pkg/scheduler/plugins/proportion/reclaimable.
+Source: pkg/scheduler/plugins/proportion/reclaimable of the scheduler and commit that `laws.division` names.
 
 Three limits apply at once: workloads of one team in an hour, workloads of the cluster in an hour, and GPU-hours of work
 lost in a day. In addition, a workload that was preempted is protected for some time. Dry runs do not count."""
@@ -100,8 +100,8 @@ def right_to_take(claimant: Claimant, own: Account, other: Account, remaining: A
 
 
 def above_share(account: Account, remaining: Amounts) -> bool:
-    """Return whether a queue that still holds `remaining` holds more than it may of some resource. This is KAI's rule
-    MaintainFairShare."""
+    """Return whether a queue that still holds `remaining` holds more than it may of some resource. This is the
+    source's rule MaintainFairShare."""
     return any(remaining.get(name, 0.0) > stock.allocatable + EPSILON for name, stock in account.stocks.items())
 
 

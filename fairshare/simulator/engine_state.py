@@ -175,7 +175,7 @@ class QueueTree:
         return min(self.limits[q] - self.held[q] for q in self._path[leaf])
 
     def admits(self, leaf: int, gpus: int, *, preemptible: bool) -> bool:
-        """Return True if KAI's capacity gates admit these GPUs for a leaf and all its parents.
+        """Return True if the capacity gates admit these GPUs for a leaf and all its parents.
 
         Each queue must stay within its limit, and its non-preemptible GPUs within its deserved quota."""
         if preemptible and not self._limited[leaf]:
@@ -186,11 +186,12 @@ class QueueTree:
         )
 
     def ever_admits(self, leaf: int, gpus: int, *, preemptible: bool) -> bool:
-        """Return True if KAI's capacity gates admit these GPUs while nothing else runs."""
+        """Return True if the capacity gates admit these GPUs while nothing else runs."""
         return all(gpus <= self.limits[q] and (preemptible or gpus <= self.deserved[q]) for q in self._path[leaf])
 
-    def kai_shares(self, total: int) -> list[float]:
-        """Return KAI's fair share of every queue out of `total` GPUs, for the present requests, without history."""
+    def shares_as_source(self, total: int) -> list[float]:
+        """Return every queue's fair share of `total` GPUs by the rule of `laws.division`'s source, for the present
+        requests, without history."""
         asking = tuple(
             replace(claim, request=asked, weight=weight)
             for claim, asked, weight in zip(self.claims, self.asked, self.weights, strict=True)

@@ -10,14 +10,14 @@ there. At each level below the ancestor the queue most above its share comes fir
 gang is not stopped if a queue on the path would then fall below its deserved quota. If the stopped gangs would not
 suffice, none is stopped. Gangs stop as a whole.
 
-As in KAI, the engine checks the share before it takes a victim. A stopped gang may therefore bring a queue below its
-share, but here never below its quota. These are the controller's rules (`reclaim_rules_and_limits`) for one resource.
-Tests check that those rules allow every victim.
+As in the source of `laws.division`, the engine checks the share before it takes a victim. A stopped gang may therefore
+bring a queue below its share, but here never below its quota. These are the controller's rules
+(`reclaim_rules_and_limits`) for one resource. Tests check that those rules allow every victim.
 
 `SchedulerEngine` is the scheduler. `ClusterSimulation`, which the demo uses, adds nodes, GPU models, slices, outages
-and a queue tree with KAI's order and division. `replay` runs a workload of weeks on one pool of equal GPUs under a
-policy, so that policies can be compared. There `fair_shares` computes the fair shares without rounding to whole GPUs,
-unless the argument `dividing` computes them.
+and a queue tree with the order and division of that source. `replay` runs a workload of weeks on one pool of equal GPUs
+under a policy, so that policies can be compared. There `fair_shares` computes the fair shares without rounding to whole
+GPUs, unless the argument `dividing` computes them.
 
 The result is deterministic: it depends only on nodes, queues, jobs, outages, rules and the weights set over time.
 Capacity, limits and deserved quotas are never violated.
@@ -583,7 +583,9 @@ def reserve(gpus: int, free: int, ends: Iterable[tuple[int, int]]) -> Reservatio
 
 
 class ClusterSimulation(SchedulerEngine):
-    """Simulates a cluster of nodes with outages under KAI's order and division. `events_until` advances its clock."""
+    """Simulates a cluster of nodes with outages, with the order and division of `laws.division`'s source.
+
+    `events_until` advances its clock."""
 
     def __init__(
         self,
@@ -663,12 +665,13 @@ class ClusterSimulation(SchedulerEngine):
         return dict(sorted(outcomes.items(), key=lambda item: (item[1].job.submit_ms, item[0])))
 
     def divide(self, total: int) -> Sequence[float]:
-        return self.tree.kai_shares(total)
+        return self.tree.shares_as_source(total)
 
     def order(self, line: int, gpus: int) -> Key:
-        """Return the sort key of a line in KAI's order.
+        """Return the sort key of a line in the order of the division's source.
 
-        Source: KAI-Scheduler queue_order.go, commit d5bc503a, for one resource. Usage acts through the share."""
+        Source: queue_order.go of the scheduler and commit that `laws.division` names, for one resource. Usage acts
+        through the share."""
         tree, share = self.tree, self._shares[line]
         held, deserved, claim = tree.held[line], tree.deserved[line], tree.claims[line]
         allocatable = min(tree.limits[line], max(deserved, share))

@@ -17,9 +17,6 @@ from gputally.kubernetes.objects import BUDGET, CONFIG_MAP, GPU, NODE, POD, Even
 from gputally.testing.fake_scheduler import NAME, QUEUE, SETUP, labelled
 from tests.fairshare.scheduler_kinds import KINDS
 
-PODS_TARGET = {"fake_pods": {"apply": "enforce"}}
-"""The section of a policy for the pods of `fake_pod`."""
-
 
 def object_of(
     kind: Kind, name: str, spec: object = None, status: Mapping[str, Any] | None = None, **metadata: Any
@@ -42,7 +39,7 @@ def policy_of(queues: Sequence[dict[str, Any]] | None = None, *, apply: str = "e
     weights follow the law at every cycle. options: further keys of the policy."""
     defaults = [{"name": name, "refs": (f"{NAME}:{name}",)} for name in ("a", "b", "c")]
     document = {
-        "targets": {NAME: {"mode": "weight", "apply": apply}, **PODS_TARGET},
+        "targets": {NAME: {"mode": "weight", "apply": apply}, "fake_pods": {"apply": apply}},
         "bounds": {"interval": 0},
         "queues": defaults if queues is None else queues,
         **options,

@@ -65,7 +65,7 @@ def test_every_reason_of_the_code_is_on_the_page_and_every_one_of_the_page_is_in
     listed = {(kind, reason) for _, kind, _, reason in REASONS}
     modules = sorted((ROOT / "fairshare").rglob("*.py"))
     made = {found for path in modules for found in _literals(path)}
-    assert len(made) > 20
+    assert ("InSync", "AsPolicy") in made
     assert made - listed == set()
     source = "".join(path.read_text("utf-8") for path in [*modules, ROOT / "gputally/base/errors.py"])
     source = re.sub(r"ConditionReason\(.*?\n *\)", "", source, flags=re.DOTALL)

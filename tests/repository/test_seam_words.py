@@ -1,5 +1,5 @@
-"""The word of a source stands in its own folder. What else names it is listed here with its reason; the list gets
-shorter."""
+"""The name of another project stands in the folder of its plug-in. What else names it is listed here with its reason.
+The lists only get shorter: a file that no longer has the word must leave them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ _CHARGES = "the lake's table of charges has the columns of the export"
 _INVOICE = "an invoice that is read, not a report that is written"
 _OWNERS = "kinds that own pods"
 _RESOURCE = "a value of the export's column ResourceType"
-_DIVISION = "the division, its order and its rules of reclaim are this scheduler's, named as their source"
+_DIVISION = "the division is this scheduler's, named as its source; other modules name this one"
 _USAGE = "the accountant's API for this scheduler's usage queries"
+_HOLDER = "jobs as holders that agents report: a word of the wire format"
+_METRICS = "the accountant's own metrics, in this format"
+_SAMPLE = "the sample for `gputally fairshare plan` and the like"
+_WORD = "another meaning: what the keyboard goes to"
 SCHEDULERS = {
     "kueue": {
         "agent/core/settings.py": "labels that are reported by default",
@@ -25,20 +29,16 @@ SCHEDULERS = {
     "volcano": {},
     "run[:_.]?ai": {
         "fairshare/cli/command_options.py": "two options: a command's help loads no scheduler",
+        "fairshare/samples/cluster.yaml": _SAMPLE,
     },
     "(?<![a-z])kai": {
         "agent/core/settings.py": "labels that are reported by default",
         "accountant/compat/kai_usage_api.py": _USAGE,
         "accountant/composition.py": _USAGE,
         "accountant/core/settings.py": _USAGE,
-        "accountant/core/window_decay.py": "the source of the formula of decay",
         "fairshare/laws/division.py": _DIVISION,
-        "fairshare/laws/feedback_law.py": _DIVISION,
-        "fairshare/laws/gang_turns.py": _DIVISION,
-        "fairshare/laws/weight_calculation.py": _DIVISION,
-        "fairshare/preemption/reclaim_rules_and_limits.py": _DIVISION,
-        "fairshare/simulator/engine_state.py": _DIVISION,
-        "fairshare/simulator/scheduler_engine.py": _DIVISION,
+        "fairshare/samples/cluster.yaml": _SAMPLE,
+        "fairshare/samples/policy.yaml": _SAMPLE,
         "gputally/base/quantities.py": "an annotation that the agent reads too, and its source",
     },
 }
@@ -52,6 +52,7 @@ NAMED_ELSEWHERE = SCHEDULERS | {
         "agent/commands/top_command.py": "shows this machine's GPUs",
         "gputally/base/gpu_model_names.py": "models as the driver writes them",
         "accountant/prices/price_book.py": "models as the driver writes them",
+        "accountant/samples/price-book.yaml": "models as the driver writes them",
     },
     "dcgm": {
         "agent/core/settings.py": "dcgm_names",
@@ -67,6 +68,9 @@ NAMED_ELSEWHERE = SCHEDULERS | {
         "accountant/reports/focus_charge_rows.py": _RESOURCE,
         "accountant/inventory/job_kinds.py": _OWNERS,
         "accountant/prices/price_book.py": "the source of weighted prices",
+        "accountant/reports/templates/report.html": _HOLDER,
+        "accountant/storage/sql/holder_users.sql": _HOLDER,
+        "accountant/storage/sql/withdraw_facts.sql": _HOLDER,
         "agent/wire.py": "a kind of holder, and the references to accounts",
         "gputally/kubernetes/pod_queue_labels.py": "references to accounts, and labels of its pods",
     },
@@ -95,6 +99,19 @@ NAMED_ELSEWHERE = SCHEDULERS | {
         "accountant/reports/focus_charge_rows.py": _CHARGES,
         "accountant/reports/statement_line_charges.py": "the charges that reports for it have",
         "accountant/storage/invoice_file.py": _INVOICE,
+        "accountant/web/templates/invoice.html": _INVOICE,
+        "fairshare/web/static/pages.css": _WORD,
+        "gputally/server/static/site.css": _WORD,
+    },
+    "prometheus": {
+        "accountant/api/access_control.py": _METRICS,
+        "accountant/api/ledger_metrics.py": _METRICS,
+        "accountant/api/operator_routes.py": _METRICS,
+        "accountant/compat/kai_usage_api.py": "the queries that a scheduler sends",
+        "accountant/composition.py": _METRICS,
+        "accountant/core/settings.py": "the same queries, and the token for metrics",
+        "accountant/fleet/fleet_server.py": _METRICS,
+        "accountant/runtime/job_and_task_metrics.py": _METRICS,
     },
 }
 ENGINES = ("accountant/lake/engines/",)
@@ -103,13 +120,19 @@ FOLDERS = dict.fromkeys(SCHEDULERS, ("fairshare/schedulers/",)) | {
     "nvml": ("agent/gpu_readers/",), "dcgm": ("agent/gpu_readers/", HISTORY),
     "trino": ENGINES, "spark(?!line)": ENGINES, "xlsx": EXPORTS, "pdf": EXPORTS, "focus": EXPORTS,
     "hami(?!lton)": ("agent/holders/",), "slurm": ("agent/holders/", "accountant/histories/slurm/"),
-    "slack": ("accountant/channels/",),
+    "slack": ("accountant/channels/",), "prometheus": (HISTORY,),
 }  # fmt: skip
+
+
+PLACES = {"prometheus": ("accountant",)}
+"""The programs in which a word is looked for, if not all: agent and controller have metrics in its format too."""
+SUFFIXES = {".py", ".sql", ".html", ".yaml", ".css", ".js"}
 
 
 @pytest.mark.parametrize("word", NAMED_ELSEWHERE)
 def test_a_source_is_named_in_its_folder_alone(word: str) -> None:
-    paths = (path for program in PROGRAMS for path in (ROOT / program).rglob("*.py"))
-    named = {str(path.relative_to(ROOT)) for path in paths if re.search(word, path.read_text("utf-8"), re.IGNORECASE)}
+    found = (path for program in PLACES.get(word, PROGRAMS) for path in (ROOT / program).rglob("*"))
+    files = [path for path in found if path.suffix in SUFFIXES]
+    named = {str(path.relative_to(ROOT)) for path in files if re.search(word, path.read_text("utf-8"), re.IGNORECASE)}
     outside = {path for path in named if not path.startswith(FOLDERS[word])}
     assert outside == {path for path in NAMED_ELSEWHERE[word] if (ROOT / path).exists()}, "a plug-in may be deleted"
