@@ -62,8 +62,10 @@ from gputally.base.errors import DivisionError
 
 Steps = list[DivisionRound | Remainder]
 
-_MANY = 64
+_MANY = 48
 """Number of queues from which on columns are arrays, which are slower for fewer."""
+_NARROW = 256
+"""Fewer values are added up faster one by one."""
 _SAFE = 2.0**900
 _MOST_SLICES = 4
 _MANTISSA = 53
@@ -81,6 +83,8 @@ def _sum(values: npt.NDArray[np.float64]) -> float:
     exact. `fsum` then adds the sums of the slices. Small whole numbers are one slice.
 
     Source: Rump, Ogita, Oishi 2008, "Accurate floating-point summation"."""
+    if len(values) < _NARROW:
+        return fsum(values.tolist())
     largest = float(np.maximum.reduce(values))
     if not 0 < largest < _SAFE:
         return fsum(values.tolist())
@@ -152,7 +156,7 @@ class Siblings:
         quotas = [total if claim.deserved == UNLIMITED else claim.deserved for claim in self.claims]
         if self._many:
             self.share = np.minimum(_column(quotas), self.cap)
-            return total - fsum(self.share.tolist())
+            return total - _sum(self.share)
         self.share = list(map(min, quotas, self.cap))
         return self._less(total, self.share)
 
@@ -238,7 +242,7 @@ class Siblings:
         """Do the same as `_rounds` and `_remainders`, bit by bit, for many queues."""
         level = slice(queues.start, queues.stop)
         at = np.flatnonzero((self.share[level] < self.cap[level]) & (self.weight[level] > 0)) + queues.start
-        share, weight, usage, cap = (column[at] for column in (self.share, self.weight, self.usage, self.cap))
+        share, weight, usage, cap = (column.take(at) for column in (self.share, self.weight, self.usage, self.cap))
         fraction = np.zeros(len(at))
         surplus = True
         while surplus and len(at) and pool > 0:
@@ -256,10 +260,11 @@ class Siblings:
             surplus = bool(np.count_nonzero(want < offered))
             share = share + given
             pool -= _sum(given)
-            self.share[at], open_ = share, share < cap
-            if not open_.all():
-                at, columns = at[open_], (weight, usage, cap, share, fraction)
-                weight, usage, cap, share, fraction = (column[open_] for column in columns)
+            self.share[at] = share
+            open_ = np.flatnonzero(share < cap)
+            if len(open_) < len(at):
+                columns = (at, weight, usage, cap, share, fraction)
+                at, weight, usage, cap, share, fraction = (column.take(open_) for column in columns)
         order = np.argsort(-fraction, kind="stable")[: np.count_nonzero(fraction > 0)]
         most = np.minimum(cap[order] - share[order], 1.0)
         gone = np.zeros(len(order))

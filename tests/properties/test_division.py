@@ -107,7 +107,7 @@ def test_many_queues_get_the_same_with_and_without_an_explanation(seed: int, k: 
             limit=chance.choice((-1.0, -1.0, float(chance.randrange(40)))),
             initial=chance.choice((0.0, chance.random() * 9)),
         )
-        for i in range(chance.randrange(64, 130))
+        for i in range(chance.randrange(48, 400))
     )
     function: Function = chance.choice(("setResourceShare", "hierarchy", "divideOverQuotaResource"))
     case = DivisionProblem("many", chance.random() * 20 * len(claims), k, claims, function)
