@@ -506,8 +506,9 @@ class Outbox:
                 self._spool.update("seq BETWEEN ? AND ?", members, lambda one: one._replace(parked=reason))
 
     def _oldest_unsent_ms(self) -> int | None:
-        oldest = self._spool.records("seq > ? ORDER BY seq LIMIT 1", self.durable_seq)
-        return oldest[0].appended_ms if oldest else None
+        query = "SELECT appended_ms FROM record WHERE seq > ? ORDER BY seq LIMIT 1"
+        oldest = self._spool.db.execute(query, (self.durable_seq,)).fetchone()
+        return None if oldest is None else int(oldest[0])
 
 
 def lost_records(sets: Sequence[ClosedSet], facts: int, now_ms: int) -> LostRecords:

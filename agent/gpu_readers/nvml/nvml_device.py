@@ -340,12 +340,15 @@ class NvmlDevice:
         """Return the busy time, integrated from the driver's sample ring.
 
         An empty ring means an idle GPU only if the utilisation rate can be read. The rate replaces samples only on a
-        GPU that never had a ring."""
+        GPU that never had a ring. With MIG, drivers give neither."""
+        if self.gpu.mig_enabled:
+            self._busy.lose(at_ms)
+            return _NO_MIG_RATE
         try:
             rate = int(self._driver.call("nvmlDeviceGetUtilizationRates", self._handle).gpu)
         except NvmlRefused as fault:
             self._busy.lose(at_ms)
-            return _NO_MIG_RATE if self.gpu.mig_enabled else Unavailable(str(fault), refused=not fault.unsupported)
+            return Unavailable(str(fault), refused=not fault.unsupported)
         kind = self._driver.constant("NVML_GPU_UTILIZATION_SAMPLES")
         samples: list[tuple[int, int]] | None
         since_us = 0 if self._clock_set_back else self._busy.last_seen_us

@@ -144,13 +144,13 @@ def _entries(found: bytes, count: int, room: int, name: str) -> list[tuple[int, 
     unknown, if an entry is no process or if there are more than `room`, because then no entry can be trusted."""
     most = count * _LARGEST_ENTRY
     written = len(found[:most].rstrip(_PATTERN))
-    fitting = [size for size in _ENTRIES if written == count * size] or [
-        size for size in _ENTRIES if 0 <= written - (count - 1) * size - _FIRST_FIELDS <= size - _FIRST_FIELDS
-    ]
-    if count > room or not fitting or not _untouched(found[most:]):
+    size, more = divmod(written, count)
+    if more or size not in _ENTRIES:  # the end of the last entry is like the pattern
+        size = next((s for s in _ENTRIES if 0 <= written - (count - 1) * s - _FIRST_FIELDS <= s - _FIRST_FIELDS), 0)
+    if count > room or not size or not _untouched(found[most:]):
         raise NvmlRefused(_UNKNOWN_SIZE, name)
     processes: list[tuple[int, int | None]] = []
-    for pid, memory in _ENTRIES[fitting[0]].iter_unpack(found[: count * fitting[0]]):
+    for pid, memory in _ENTRIES[size].iter_unpack(found[: count * size]):
         if not 0 < pid <= MOST_PID:
             raise NvmlRefused(_NOT_PROCESSES, name)
         processes.append((pid, None if memory == _NOT_REPORTED else memory))
@@ -278,8 +278,10 @@ class Driver:
     def fields(structures: Sequence[Any], *names: str) -> list[tuple[Any, ...]]:
         """Return these numeric fields of each structure; all are of one kind. The method bypasses the binding, which
         would check each field for text."""
-        getters = [getattr(type(structures[0]), name).__get__ for name in names] if structures else []
-        return [tuple([get(structure) for get in getters]) for structure in structures]
+        if not structures:
+            return []
+        kind = type(structures[0])
+        return list(zip(*[map(getattr(kind, name).__get__, structures) for name in names], strict=True))
 
     def processes(self, name: str, handle: Any) -> list[tuple[int, int | None]]:
         """Return (pid, bytes of memory; None if not reported) of each process in a list of the driver.
