@@ -263,8 +263,8 @@ class Siblings:
             self.share[at] = share
             open_ = np.flatnonzero(share < cap)
             if len(open_) < len(at):
-                columns = (at, weight, usage, cap, share, fraction)
-                at, weight, usage, cap, share, fraction = (column.take(open_) for column in columns)
+                at, columns = at.take(open_), (weight, usage, cap, share, fraction)
+                weight, usage, cap, share, fraction = (column.take(open_) for column in columns)
         order = np.argsort(-fraction, kind="stable")[: np.count_nonzero(fraction > 0)]
         most = np.minimum(cap[order] - share[order], 1.0)
         gone = np.zeros(len(order))
