@@ -32,7 +32,7 @@ T = TypeVar("T")
 MOST_S: Final = 60.0
 MOST_MIB: Final = 1_024
 _NICE: Final = 5
-_SMALLER: Final = "ask for one team, for a shorter span, or for the format csv"
+_SMALLER: Final = "ask for one team, for a shorter span, or for a text format"
 _MOST_REASON: Final = 500
 _log = structlog.get_logger("accountant.exports.rendering_process")
 

@@ -26,7 +26,7 @@ from gputally.kubernetes.list_watch import Reflector
 from gputally.kubernetes.memory_cluster import MemoryCluster
 from gputally.kubernetes.objects import EVENT, POD, POD_GROUPS, PRIORITY_CLASS, Kind, Object, quantity
 from gputally.testing.fake_scheduler import POD_GROUP, QUEUE, pod_group, queue_object
-from tests.fairshare.builders import node_object, object_of, pod_object, policy_of
+from tests.fairshare.builders import fake_pod, node_object, object_of, pod_object, policy_of
 from tests.fairshare.conftest import Accountant, Make
 from tests.fairshare.observations import condition, conditions_of, weights_in
 from tests.fairshare.scheduler_kinds import KINDS
@@ -136,9 +136,9 @@ POLICY = policy_of(
     [
         {"name": "a", "refs": ["fake:a"]},
         *(queue for cases in CASES.values() for queue in cases.REFS),
-        {"name": "p", "refs": ["policy:p"]},
+        {"name": "p", "refs": ["policy:p", "fake-pods:p"]},
     ],
-    targets={name: {"apply": "enforce"} for name in ("fake", *CASES)},
+    targets={name: {"apply": "enforce"} for name in ("fake", "fake_pods", *CASES)},
 )
 TENANTS: Mapping[Kind, Object] = {
     POD_GROUP: pod_group("g", requested=1),
@@ -157,6 +157,7 @@ TENANTS: Mapping[Kind, Object] = {
     ),
 }
 """One object of each kind that users write."""
+GOOD = (pod_object("good", "p"), fake_pod("good", "p", uid="uid-of-another", namespace="another"))
 GROUPED = pod_object("grouped", "p", node="")
 GROUPED["spec"]["schedulingGroup"] = {"podGroupName": "g"}
 OWN: tuple[Object, ...] = (
@@ -223,7 +224,7 @@ def test_a_defect_at_one_target_stops_no_other(accountant: Accountant, controlle
     report = controller_of(POLICY, Broken(KINDS, OWN)).cycle()
     found = conditions_of(report)
     assert found["fake.Available"] == ("False", "Defect")
-    assert {found[f"{target}.Available"][0] for target in CASES} == {"True"}
+    assert {found[f"{target}.Available"][0] for target in ("fake-pods", *CASES)} == {"True"}
 
 
 def test_pods_that_cannot_be_read_are_a_condition(accountant: Accountant, controller_of: Make) -> None:
@@ -311,7 +312,7 @@ def test_whatever_a_user_writes_no_reading_ends_and_all_others_count(data: st.Da
             at = at[key]
         at[path[-1]] = data.draw(_of_its_type(at[path[-1]]) if kind == POD else JSON)
     pods: Reflector[Any, Any] = Reflector(
-        Lists(*([hostile] if kind == POD else ()), pod_object("good", "p"), GROUPED),  # type: ignore[arg-type]
+        Lists(*([hostile] if kind == POD else ()), *GOOD, GROUPED),  # type: ignore[arg-type]
         POD.path(), dict, PodReducer(VirtualClock(0)), now_ms=lambda: 0,
     )  # fmt: skip
     pods.sync()

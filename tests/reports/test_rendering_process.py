@@ -22,6 +22,7 @@ from gputally.base import called_off
 from gputally.base.called_off import CalledOff, Work
 from tests.billing.usage_rows import held
 from tests.deadlines import until
+from tests.exports.format_cases import TEXT
 from tests.reports import niceness_at_import, sample_month
 
 BINARY = [name for name, export in exports().items() if export.binary and not export.charges and name != "pdf"]
@@ -137,6 +138,6 @@ def test_a_thread_of_the_server_uses_the_servers_processes() -> None:
     report = sample_month.october(held("2026-10-01", "2026-10-02"))
 
     async def scenario() -> bytes:
-        return await to_thread.run_sync(rendering_process.render, "csv", report)
+        return await to_thread.run_sync(rendering_process.render, TEXT.name, report)
 
-    assert anyio.run(scenario) == written("csv", report)
+    assert anyio.run(scenario) == written(TEXT.name, report)
