@@ -64,7 +64,6 @@ def one_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 @pytest.mark.parametrize(
     ("code", "arguments", "text"),
     [
-        (2, "--spool {folder}", "--holders processes"),
         (2, "--interval 7", "--interval: interval_s: 7 does not divide 900"),
         (2, "--simulated {scenario} --spool {folder} --url nowhere", "url 'nowhere': expected http(s)://"),
         (2, "--simulated {broken} --spool {folder}", "{broken}:2: "),

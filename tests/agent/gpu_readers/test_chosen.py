@@ -37,6 +37,7 @@ from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import VirtualClock
 from tests.agent.readers import Read
 from tests.agent.sample_values import T0
+from tests.agent.vendor_reader import install_vendor
 from tests.hypothesis_examples import examples
 from tests.plugins.installed import install
 
@@ -250,7 +251,8 @@ def test_whatever_is_in_a_field_it_is_a_reading_or_refused(field: str, value: An
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of the path, in which a test installs packages."""
+    """A folder of the path with the reader `vendor`, in which a test installs packages."""
+    install_vendor(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     registry._entry_points.cache_clear()
     registry._listed.cache_clear()
@@ -262,11 +264,12 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("text", "tells"),
     [
-        ("nvlm", "nvml"), ("", "nvml"), (" , ", "nvml"), ("nvml,nvml", "nvml"),
-        ("nvml=here", "nvml"),
+        ("vednor", "vendor"), ("", "vendor"), (" , ", "vendor"), ("vendor,vendor", "vendor"),
+        ("vendor=here", "vendor"),
         ("chosen", "chosen"), ("a b", "a b"), ("protocol", "protocol"),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("site")
 def test_a_wrong_setting_is_refused(text: str, tells: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--holders=processes", "--once", "--gpu-readers", text]) == 2
     said = capsys.readouterr().err
@@ -278,7 +281,7 @@ def test_a_wrong_setting_is_refused(text: str, tells: str, capsys: pytest.Captur
 @pytest.mark.parametrize("text", ["1 / 0", "import sys; sys.exit(1)", "READER = 7", "import no_such_module_here"])
 def test_a_package_that_cannot_be_loaded_is_named_and_the_agent_reads_on(site: Path, text: str) -> None:
     install(site, "bad-package", {"gputally.gpu_readers": {"bad": "bad_reader_module:READER"}}, bad_reader_module=text)
-    found = open_readers("nvml,bad=x", surroundings())
+    found = open_readers("vendor,bad=x", surroundings())
     reading = found.read(T0)
     assert "bad-package" in dict(reading.sources)["bad"]
     found.close()

@@ -317,6 +317,6 @@ def test_any_number_is_a_ratio_or_left_out(lines: list[tuple[str, str, float]]) 
 def test_an_address_that_cannot_be_scraped_is_refused_at_the_start(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["run", "--once", "--holders=processes", "--gpu-readers", f"nvml,dcgm={url}"]) == 2
+    assert main(["run", "--once", "--holders=processes", "--gpu-readers", f"dcgm={url}"]) == 2
     expected = f"gputally agent: gpu_readers: dcgm: expected http://HOST:PORT/metrics, got {url!r}\n"
     assert capsys.readouterr().err == expected
