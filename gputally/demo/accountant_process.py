@@ -33,7 +33,7 @@ from gputally.base.money import Money
 from gputally.base.units import MS_PER_DAY
 from gputally.demo.cluster_and_workload import CLUSTER, EXPORTED_LABELS, REGION
 from gputally.demo.simulated_api_server import SimulatedApiServer
-from gputally.demo.worker_processes import AccountantConfig, LedgerFigures
+from gputally.demo.worker_processes import REPORT_FILES, AccountantConfig, LedgerFigures
 from gputally.server.https_server import serve
 from gputally.server.one_address import OneAddress
 
@@ -276,7 +276,7 @@ class DemoAccountant:
         ledger = self._service.ledger
         with ledger.moment(start_ms, end_ms) as moment:
             report = build(moment, self._service.book(), start_ms, end_ms)
-        for name, file in (("html", "report.html"), ("csv", "statement.csv")):
+        for name, file in REPORT_FILES.items():
             (folder / file).write_bytes(rendering_process.render(name, report))
         ledger.checkpoint()  # no rows arrive any more, so the file then has the whole ledger
         shutil.copyfile(self._service.settings.ledger_file, folder / "ledger.duckdb")

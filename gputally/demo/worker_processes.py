@@ -31,6 +31,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Protocol
 
+from accountant.exports.protocol import exports
 from gputally.base.errors import AccountantError
 
 if TYPE_CHECKING:
@@ -198,7 +199,9 @@ def _error_line(worker: str, error: Exception) -> str:
 
 ACCOUNTANT = "gputally.demo.accountant_process:DemoAccountant"
 SITE = "gputally.demo.simulated_machines:AgentSite"
-LEDGER_FILES = ("report.html", "statement.csv", "ledger.duckdb")
+REPORT_FILES = {form: file for form, file in (("html", "report.html"), ("csv", "statement.csv")) if form in exports()}
+"""Names of the files with the month's report, by the format, of which any may be deleted."""
+LEDGER_FILES = (*REPORT_FILES.values(), "ledger.duckdb")
 """Names of the files that the accountant writes."""
 
 
