@@ -24,6 +24,12 @@ def needs(plugin: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not registered(plugin), reason=f"{plugin} is deleted")
 
 
+def need(plugin: str) -> None:
+    """Skip the running test where a plug-in is deleted that a helper of many tests needs."""
+    if not registered(plugin):
+        pytest.skip(f"{plugin} is deleted")
+
+
 def plugin_cases(group: str, module: str = "cases") -> dict[str, ModuleType]:
     """Return the cases of the plug-ins in a folder of tests ('fairshare') by the plug-in's folder ('volcano').
 

@@ -20,6 +20,7 @@ from mcp.client.streamable_http import streamable_http_client
 from tests.assistant.question_ledger import Accountant, running
 from tests.assistant.questions import QUESTIONS, Question
 from tests.http.conftest import bearer
+from tests.plugin_cases import needs
 
 pytestmark = pytest.mark.real
 
@@ -91,6 +92,7 @@ def called(url: str, token: str, tool: str, arguments: Mapping[str, Any]) -> Any
     return asyncio.run(run())
 
 
+@needs("exports.pdf")
 def test_the_invoice_of_a_month_is_a_pdf(accountant: Accountant, tmp_path: Path) -> None:
     file = tmp_path / "october.pdf"
     environment = os.environ | {"GPUTALLY_URL": accountant.url, "GPUTALLY_TOKEN_FILE": str(accountant.lead)}

@@ -24,6 +24,7 @@ from accountant.storage.duckdb_ledger import open_ledger
 from gputally.base.clock import SystemClock
 from gputally.base.units import MS_PER_HOUR
 from tests.deadlines import patience_s, until
+from tests.plugin_cases import needs
 from tests.price_books import price_book_text
 from tests.real.programs import free_ports
 from tests.usage_records import batch, deliver, interval, pod_holder
@@ -91,6 +92,7 @@ def read(clients: Sequence[socket.socket]) -> None:
         threading.Thread(target=all_of, args=(client,), daemon=True).start()
 
 
+@needs("exports.pdf")
 def test_an_accountant_that_works_for_many_ends_within_seconds(tmp_path: Path) -> None:
     log, data, clock = tmp_path / "log", tmp_path / "data", SystemClock()
     data.mkdir()

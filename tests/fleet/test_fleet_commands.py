@@ -22,6 +22,7 @@ from gputally.__main__ import main
 from gputally.base.money import exact_sum
 from tests.fleet.conftest import TwoLedgers
 from tests.lake.comparison_queries import HOUR, published
+from tests.plugin_cases import needs
 
 OCTOBER = Month(2026, 10)
 SPAN = "--start", "2026-10-01", "--end", "2026-10-01T05:00:00Z"
@@ -92,6 +93,7 @@ def test_every_amount_of_a_table_of_costs_has_its_currency(two: TwoLedgers, caps
     assert all(row["unpriced_gpu_us"] for row in rows)
 
 
+@needs("exports.csv")
 def test_each_cluster_s_report_lands_in_the_folder(
     two: TwoLedgers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,6 +52,7 @@ from tests.fleet.conftest import TwoLedgers
 from tests.lake.comparison_queries import HOUR, JOB, ROWS, SPAN, PublishedLedger, published
 from tests.ledger.busy_ledger import HAND
 from tests.ledger.conftest import MINUTE, START_MS
+from tests.plugin_cases import needs
 
 HERE = "http://127.0.0.1"
 WITHIN = "start=2026-10-01T00:00:00Z&end=2026-10-01T05:00:00Z"
@@ -199,6 +200,8 @@ def test_the_picker_leads_to_the_same_page_of_another_cluster(client: TestClient
     assert '<a href="/fleet">All clusters</a>' in page
 
 
+@needs("exports.json")
+@needs("exports.csv")
 def test_the_overview_adds_up_what_the_ledgers_state(two: TwoLedgers, client: TestClient) -> None:
     found = client.get("/v1/report?month=2026-10").json()
     assert [one["ledger"] for one in found["ledgers"]] == ["north", "south"]
@@ -367,6 +370,7 @@ def test_jobs_of_a_ledger_whose_prices_the_lake_does_not_tell_are_named_as_missi
     engine.close()
 
 
+@needs("exports.html")
 def test_what_whole_hours_do_not_tell_of_a_job_and_a_node_is_unknown_and_not_nothing() -> None:
     with published(rows=ROWS[:16]) as known:
         engine = DuckDbEngine(known.connect())

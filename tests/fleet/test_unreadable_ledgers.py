@@ -22,6 +22,7 @@ from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue
 from gputally.base.clock import VirtualClock
 from tests.lake.comparison_queries import SPAN, PublishedLedger, lost, overwrite, published
+from tests.plugin_cases import needs
 
 Row = dict[str, Any]
 WITHIN = "start=2026-10-01T00:00:00Z&end=2026-10-01T05:00:00Z"
@@ -90,6 +91,7 @@ def served(both: tuple[PublishedLedger, PublishedLedger]) -> Iterator[TestClient
 
 
 @pytest.mark.parametrize("name", FAULTS)
+@needs("exports.csv")
 def test_one_ledger_that_cannot_be_read_is_named_and_the_others_are_shown(both, name):
     fault = FAULTS[name]
     with served(both) as client:

@@ -43,6 +43,7 @@ from accountant.wire.usage_cost_and_job_models import (
 from gputally.base.terminal import draw
 from tests.exports.format_cases import cases_of
 from tests.http.conftest import HOUR_US, TOKENS, pod_minutes, settings_in, token_list
+from tests.plugin_cases import needs
 from tests.price_books import price_book_text
 from tests.usage_records import running_accountant
 
@@ -76,6 +77,9 @@ def test_a_stopped_ledger_answers_in_tables_with_units_and_totals(stopped, run_c
     )
 
 
+@needs("exports.html")
+@needs("exports.csv")
+@needs("exports.focus")
 def test_check_and_report_on_a_stopped_ledger(stopped, run_command):
     db = stopped / "data" / "ledger.duckdb"
     out = run_command.shown("check", "--db", db)
@@ -127,6 +131,7 @@ def test_last_is_the_month_that_has_ended_where_the_books_are_kept(now: datetime
     assert str(before(int(now.timestamp() * 1000), zone)) == month
 
 
+@needs("exports.json")
 def test_a_running_accountant_answers_with_a_token_from_a_file(tmp_path, clock, run_command):
     secret = tmp_path / "token"
     secret.write_text(TOKENS["read"] + "\n")

@@ -25,7 +25,7 @@ from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_DAY
 from gputally.doctor.__main__ import main as doctor
 from gputally.server.https_server import serve
-from tests.exports.format_cases import cases_of
+from tests.exports.format_cases import TEXT, cases_of
 from tests.http.addresses import FIGURES, NO_FIGURES, address
 from tests.http.conftest import (
     MINUTE_MS,
@@ -38,6 +38,7 @@ from tests.http.conftest import (
     routes,
     settings_in,
 )
+from tests.plugin_cases import needs
 
 PRICES = (
     "schema: 1\ncurrency: EUR\nrows:\n  - {id: h100, model: H100, price: 2.40, per: gpu-hour,"
@@ -146,6 +147,7 @@ def test_what_an_address_shows(sparse: SparseLedger, route: str) -> None:
         assert expected[sparse.name] in note, (route, note)
 
 
+@needs("exports.json")
 def test_what_was_not_metered_is_no_figure(sparse: SparseLedger) -> None:
     ask = lambda path: sparse.client.get(path).json()  # noqa: E731
     here = f"start={sparse.month}-01"
@@ -161,6 +163,7 @@ def test_what_was_not_metered_is_no_figure(sparse: SparseLedger) -> None:
     assert (set(figures) == {None}) == (sparse.name in UNMETERED)
 
 
+@needs("exports.csv")
 def test_exports_of_what_was_not_metered_have_no_zeros(sparse: SparseLedger) -> None:
     month = f"/v1/report?month={sparse.month}&format="
     rows = list(csv.DictReader(io.StringIO(sparse.client.get(month + "csv").text)))
@@ -206,7 +209,7 @@ COMMANDS = [
     (accountant, ("usage",)), (accountant, ("cost",)), (accountant, ("jobs",)), (accountant, ("check",)),
     (accountant, ("months",)), (accountant, ("gpus",)), (accountant, ("prices",)), (accountant, ("proposals",)),
     (accountant, ("corrections",)), (accountant, ("adjustments",)), (accountant, ("deliveries",)),
-    (accountant, ("backups",)), (accountant, ("budgets",)), (accountant, ("report", "MONTH", "--format", "csv")),
+    (accountant, ("backups",)), (accountant, ("budgets",)), (accountant, ("report", "MONTH", "--format", TEXT.name)),
     (advise, ("autoscaler",)), (advise, ("spot",)), (advise, ("sharing",)),
     (doctor, ("--only", "accountant,idle,oversized,unowned")),
 ]  # fmt: skip

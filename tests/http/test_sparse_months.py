@@ -318,7 +318,7 @@ LISTED: Final[Mapping[str, tuple[str, ...] | None]] = {
          "budgets", "guarantees"), ()
     ),
     **dict.fromkeys(("usage", "cost", "waits", "jobs", "nodes"), ("--start", MONTH, "--end", "2027-01-01")),
-    "report": (MONTH, "--format", "csv"), "changes": (MONTH,),
+    "report": (MONTH, "--format", TEXT.name), "changes": (MONTH,),
     "credit": ("node-1", "--start", MONTH, "--end", "2026-12-02"),
     **dict.fromkeys(
         ("draft", "close", "reopen", "publish", "correct", "adjust", "reprice", "reconcile", "retire", "clock",

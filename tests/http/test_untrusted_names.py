@@ -39,7 +39,7 @@ from tests.http.conftest import MINUTE_MS, NOW_MS, client_of, encoded, settings_
 from tests.http.page_parser import read, steering
 from tests.http.untrusted_names import MARK, NAMES
 from tests.hypothesis_examples import examples
-from tests.plugin_cases import plugin_cases
+from tests.plugin_cases import needs, plugin_cases, registered
 from tests.price_books import price_book_text
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 
@@ -129,13 +129,15 @@ def test_a_page_shows_names_as_text(client, path):
         assert any(" ".join(for_page(name).split()) in said for name in NAMES)
 
 
+@needs("exports.html")
 def test_a_report_as_a_page_may_run_no_script(client):
     assert_no_script_may_run(client.get("/v1/report?month=2026-11&format=html"))
 
 
 @pytest.mark.parametrize(
     "path",
-    ["/v1/report?month=2026-11&format=csv", *(f"{LINES}.csv?by={by}" for by in ("team", "job", "pod", "user")),
+    [*(["/v1/report?month=2026-11&format=csv"] if registered("exports.csv") else []),
+     *(f"{LINES}.csv?by={by}" for by in ("team", "job", "pod", "user")),
      "/invoice/2026-11/lines.csv"],
 )  # fmt: skip
 def test_a_spreadsheet_executes_no_cell_of_a_csv(client, path):

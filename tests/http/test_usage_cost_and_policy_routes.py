@@ -13,7 +13,7 @@ from accountant.exports.protocol import exports
 from accountant.reports import figure_formatting
 from accountant.wire.usage_cost_and_job_models import CostLine
 from gputally.base.units import MS_PER_DAY
-from tests.exports.format_cases import cases_of
+from tests.exports.format_cases import TEXT, cases_of
 from tests.http.conftest import HOUR_US, NOW_MS, decision, refused, scoped, usage_line
 
 OCTOBER = 1_790_812_800_000
@@ -277,9 +277,9 @@ def test_a_bad_report_is_refused(accountant, query):
 def test_a_file_name_cannot_break_out_of_its_header(accountant):
     running = accountant()
     running.ledger.lines = [usage_line('a"b\r\nX: 1', busy=2)]
-    answer = running.client.get('/v1/report?month=2026-10&format=csv&team=a"b%0d%0aX: 1')
+    answer = running.client.get("/v1/report?month=2026-10&format=" + TEXT.name + '&team=a"b%0d%0aX: 1')
     name = answer.headers["content-disposition"]
-    assert re.fullmatch(r'attachment; filename="gputally-2026-10-a_b__X__1-[0-9a-f]{8}\.csv"', name)
+    assert re.fullmatch(r'attachment; filename="gputally-2026-10-a_b__X__1-[0-9a-f]{8}\.' + TEXT.suffix + '"', name)
     assert "x" not in answer.headers
 
 
@@ -340,8 +340,11 @@ SPAN = "start=2026-10-01&end=2026-10-11"
         (f"/v1/cost?{SPAN}&by=team,node", 2, 5),
         (f"/v1/jobs?{SPAN}", 4, 2),
         (f"/v1/statement?{SPAN}", 6, 1),
-        (f"/v1/report?{SPAN}&format=csv", 6, 1),
-        (f"/v1/report?{SPAN}&format=json", 6, 1),
+        *(
+            (f"/v1/report?{SPAN}&format={form}", 6, 1)
+            for form, one in exports().items()
+            if one.readable and not one.charges
+        ),
         (f"/v1/waits?{SPAN}", 1, 10),
         (f"/v1/check?{SPAN}", 1, 10),
     ],

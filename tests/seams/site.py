@@ -20,6 +20,7 @@ from accountant.ledger.protocols import Inventory
 from agent.wire import PodFacts, UsageInterval
 from gputally.base.clock import VirtualClock
 from tests import empty_ledger
+from tests.plugin_cases import need
 from tests.usage_records import batch, interval, pod_holder
 
 HOUR_MS = 3_600_000
@@ -107,11 +108,13 @@ class Site:
 
     def tables(self, **query: Any) -> Any:
         """Return the tables of a report, with its summary among them."""
+        need("exports.json")
         found = self.get("/v1/report", format="json", **query)
         return {**found["tables"], "summary": found["summary"]}
 
     def focus(self, month: str) -> list[Cells]:
         """Return the charges of a month's FOCUS file."""
+        need("exports.focus")
         answer = self.client.get("/v1/report", params={"month": month, "format": "focus"})
         assert answer.status_code == 200, answer.text
         with zipfile.ZipFile(io.BytesIO(answer.content)) as files:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.plugin_cases import needs
 from tests.seams.site import A100, H100, Site, book
 from tests.seams.small_month import ZONE, october
 
@@ -154,6 +155,7 @@ def test_each_hour_of_the_day_has_its_capacity_its_holders_and_its_busy_time(mon
     ]  # fmt: skip
 
 
+@needs("exports.html")
 def test_the_busiest_hour_and_the_peak_of_a_job_are_those_of_one_hour(month: Site) -> None:
     """Three GPUs are held in each of the hours 02, not six in one, and serve never held more than one."""
     (hint,) = month.tables(month="2026-10")["hints"]
@@ -163,6 +165,7 @@ def test_the_busiest_hour_and_the_peak_of_a_job_are_those_of_one_hour(month: Sit
     assert re.search(r"25 October, 02:00\D+3\.0 GPU-hours\D+100\.0 %", page)
 
 
+@needs("exports.html")
 def test_the_capacity_of_each_day_is_a_line_as_wide_as_the_day_and_at_the_height_of_its_hours(month: Site) -> None:
     page = month.client.get("/v1/report", params={"month": "2026-10", "format": "html"}).text
     (path,) = re.findall(r'<path class="capacity" d="([^"]+)"', page)

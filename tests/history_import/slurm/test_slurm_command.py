@@ -15,6 +15,7 @@ from gputally.base.accountant_connection import Unanswered
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR
 from tests.history_import.conftest import NOW_MS, Cut
 from tests.moments import present
+from tests.plugin_cases import needs
 
 START_MS = 1_790_812_800_000
 HEADING = "Cluster|JobIDRaw|JobID|JobName|Account|User|Partition|Submit|Start|End|State|NodeList|AllocTRES"
@@ -202,6 +203,7 @@ def test_what_people_get_wrong_is_one_line(arguments, said, sacct, capsys):
     assert "Traceback" not in err
 
 
+@needs("exports.html")
 def test_a_history_of_another_package_is_booked_withdrawn_and_reported(books, tmp_path):
     """The accountant does not have the package: it books its import, and the report names it."""
     jobs = [
