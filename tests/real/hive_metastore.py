@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from tests.real.programs import free_ports, running, wait_until
+from tests.real.programs import SHORT_LIVED_JAVA, free_ports, running, wait_until
 from tests.real.spark import HOME, java
 
 
@@ -40,7 +40,8 @@ def _running(folder: Path, settings: Mapping[str, str]) -> Iterator[str]:
     (folder / "hive-site.xml").write_text(f"<configuration>{properties}</configuration>")
     (port,) = free_ports(1)
     command = [
-        str(java() / "bin" / "java"), "-Xmx256m", f"-Djava.io.tmpdir={folder}", "-cp", f"{folder}:{HOME / 'jars'}/*",
+        str(java() / "bin" / "java"), *SHORT_LIVED_JAVA, "-Xmx256m",
+        f"-Djava.io.tmpdir={folder}", "-cp", f"{folder}:{HOME / 'jars'}/*",
         "org.apache.hadoop.hive.metastore.HiveMetaStore", "-p", str(port),
     ]  # fmt: skip
     log = folder / "metastore.log"

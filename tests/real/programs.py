@@ -16,6 +16,8 @@ from tests.deadlines import Deadline
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 READY_SECONDS = 60
+SHORT_LIVED_JAVA = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""Options of Java for programs that end after minutes: optimizing their code takes more time than it saves."""
 
 
 def built(script: str) -> Path:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.real.object_store import ObjectStore
-from tests.real.programs import built, free_ports, running, wait_ready
+from tests.real.programs import SHORT_LIVED_JAVA, built, free_ports, running, wait_ready
 from tests.real.spark import HOME, java
 
 SERVER = "org.apache.iceberg.rest.RESTCatalogServer"
@@ -47,7 +47,7 @@ def rest_catalog(folder: Path, store: ObjectStore) -> Iterator[RestCatalog]:
     environment = {
         f"CATALOG_{name.upper().replace('-', '__').replace('.', '_')}": properties[name] for name in properties
     }
-    command = [str(java() / "bin" / "java"), "-Xmx256m", "-cp", ":".join(jars), SERVER]
+    command = [str(java() / "bin" / "java"), *SHORT_LIVED_JAVA, "-Xmx256m", "-cp", ":".join(jars), SERVER]
     log = folder / "rest-catalog.log"
     with running(command, log, {**os.environ, **environment}) as process:
         found = RestCatalog(f"http://127.0.0.1:{port}", warehouse)

