@@ -9,7 +9,7 @@ import pytest
 # As in the other tests of pages: brought by the group `real`.
 pytest.importorskip("playwright", reason="make test-real installs the browser driver", exc_type=ImportError)
 
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page
 
 from accountant.composition import Service
 from gputally.base.clock import VirtualClock
@@ -88,17 +88,23 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
-@pytest.mark.parametrize("width", [390, 1280, 1440])
-@pytest.mark.parametrize("name", PAGES)
-def test_no_figure_is_beyond_an_edge(browser: Browser, url: str, name: str, width: int) -> None:
-    page = browser.new_page(viewport={"width": width, "height": 900})
+@pytest.fixture(scope="module", params=PAGES)
+def opened(request: pytest.FixtureRequest, browser: Browser, url: str) -> Iterator[Page]:
+    """Every page, opened once. No script of a page looks at its width."""
+    page = browser.new_page()
     try:
-        answer = page.goto(url + PAGES[name], wait_until="networkidle")
+        answer = page.goto(url + PAGES[request.param], wait_until="networkidle")
         assert answer is not None
         assert answer.status == 200
-        assert page.evaluate(BEYOND) == []
+        yield page
     finally:
         page.close()
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1440])
+def test_no_figure_is_beyond_an_edge(opened: Page, width: int) -> None:
+    opened.set_viewport_size({"width": width, "height": 900})
+    assert opened.evaluate(BEYOND) == []
 
 
 @pytest.fixture(scope="module")
