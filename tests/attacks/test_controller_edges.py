@@ -77,7 +77,7 @@ def test_every_field_of_the_form_survives_its_edges(here: Stage) -> None:
     for first in range(0, len(VALUES), examples(20, 3)):
         edges = {name: VALUES[(first + 7 * at) % len(VALUES)] for at, name in enumerate(fields)}
         checked(here.post("/shares/policy/check", whole | edges), edges)
-    for at, name in enumerate(fields):
+    for at, name in list(enumerate(fields))[:: examples(3, 1)]:
         for value in NUMBERS[at % examples(7, 1) :: examples(7, 1)]:
             checked(here.post("/shares/policy", whole | {name: value, "action": "review"}), (name, value))
     for value in VALUES[:: examples(20, 3)]:

@@ -74,7 +74,7 @@ EVENTS = st.lists(
 
 
 @given(before=EVENTS, since=EVENTS)
-@settings(max_examples=examples(200, 25), deadline=None)
+@settings(max_examples=examples(25, 200), deadline=None)
 def test_the_changes_of_a_team_add_up_to_the_difference(before, since):
     ledger, keeper, clock = keeper_of(held("2026-11-08", "2026-11-09", team="nlp"))
     number = 0

@@ -35,7 +35,7 @@ def test_twice_the_weight_divides_what_is_above_the_quotas():
 
 
 @given(weight=st.floats(1, 100))
-@settings(max_examples=examples(100, 20), deadline=None)
+@settings(max_examples=examples(20, 100), deadline=None)
 def test_more_weight_never_gives_less_and_takes_from_siblings_alone(weight):
     found = parts(weight)
     assert found["a"][1] >= found["a"][0] - 1e-9

@@ -132,4 +132,5 @@ def values_of(
 ) -> dict[Dimension, Sequence[str]]:
     """By dimension, the values that a ledger knows in a span."""
     dimensions: tuple[Dimension, ...] = (*BUILT_IN, *labels)
-    return {name: moment.usage((start_ms, end_ms), (name,), measures=()).values[0] for name in dimensions}
+    usage = moment.usage((start_ms, end_ms), dimensions, measures=())
+    return dict(zip(dimensions, usage.values, strict=True))
