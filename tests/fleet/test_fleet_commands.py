@@ -24,6 +24,8 @@ from tests.fleet.conftest import TwoLedgers
 from tests.lake.comparison_queries import HOUR, published
 from tests.plugin_cases import needs
 
+pytestmark = needs("engines.duckdb")  # the only one that reads a lake here, without a server
+
 OCTOBER = Month(2026, 10)
 SPAN = "--start", "2026-10-01", "--end", "2026-10-01T05:00:00Z"
 

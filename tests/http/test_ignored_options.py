@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from gputally.__main__ import main
+from tests.exports.format_cases import TEXT
+from tests.plugin_cases import registered
 
 
 @pytest.mark.parametrize("call", [
-    "fleet report 2026-10 --lake /nowhere [--format] pdf",
+    f"fleet report 2026-10 --lake /nowhere [--format] {TEXT.name}",
     "fleet report 2026-10 --lake /nowhere [--team] vision",
     "accountant months [--timezone] UTC",
     "accountant months --db x [--url] http://127.0.0.1:1",
@@ -21,7 +23,8 @@ from gputally.__main__ import main
     "accountant deliveries [--reason] x",
     "accountant backup [--archive] x",
     "accountant install --dry-run [--cluster] x",
-    "accountant import prometheus http://127.0.0.1:1 --start 2026-10-01 --end 2026-10-02 [--reason] x",
+    *(["accountant import prometheus http://127.0.0.1:1 --start 2026-10-01 --end 2026-10-02 [--reason] x"]
+      if registered("histories.prometheus") else []),
     "fairshare what-if POLICY --trace x [--start] 3d",
     "fairshare preempt --for a/b --policy POLICY [--query] up",
     "advise autoscaler --format tfvars [--output] json",
