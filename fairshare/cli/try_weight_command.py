@@ -40,8 +40,8 @@ def try_weight(
     *,
     at: AccountantOptions,
 ) -> None:
-    """Show what every queue is entitled to now and with another weight of one queue, by quotas and weights. Past usage
-    is left out: what-if replays it."""
+    """Divide the GPUs that are there now: show what every queue is entitled to now and with another weight of one
+    queue, by quotas and weights. Past usage is left out: what-if replays it, where a queue may lose that gains here."""
     from accountant.wire.decision_text import EVERYTHING
     from fairshare.controller import policy_file as policies
     from fairshare.explain.try_weight import LOOK_BACK_MS, MOST_RECORDS, Divided, divided
@@ -75,9 +75,14 @@ def _table(rows: Sequence[TriedQueue], part: Divided) -> Table:
 
     of = "" if part.at_ms is None else f" that {part.target} had in the cycle of {utc_text(part.at_ms)}"
     table = titled_table(
-        f"Entitled by quotas and weights, of the {part.gpus:,.1f} GPUs{of}, if every queue requests more", ("queue",),
+        f"Of the {part.gpus:,.1f} GPUs{of}: entitled by quotas and weights, if every queue requests more", ("queue",),
         ("weight", "then", "entitled", "then ", "GPUs", "then  "),
     )  # fmt: skip
+    table.caption = (
+        "Past usage and what jobs request are left out. what-if replays them, for a past span: a queue may gain by one"
+        " and lose by the other."
+    )
+    table.caption_justify = "left"
     for row in rows:
         table.add_row(
             "  " * row.depth + row.queue, number(row.weight), number(row.weight_then), f"{row.part:.1%}",

@@ -125,14 +125,21 @@ def what_if(
 
 
 def _table(found: Comparison, name: str) -> Table:
+    from fairshare.cli.explanation_tables import utc_text
     from fairshare.explain.plan_tables import titled_table
 
     rows = found.rows
     booked = rows[0].had is not None
-    title = f"{_days(found):g} days, {found.gpus:,} GPUs, {found.jobs:,} jobs; GPU-hours, waits in hours"
+    until = f" until {utc_text(found.end_ms)}" if booked else ""
+    title = f"Replay of {_days(found):g} days{until} on {found.gpus:,} GPUs, {found.jobs:,} jobs"
+    title = f"{title}{' that held GPUs then' if booked else ''}; GPU-hours, waits in hours"
     hours = [*(["had"] if booked else []), "now", "then", "change", "of cluster"]
     table = titled_table(title, ("queue",), (*hours, "wait now", "then", "preempted now", "then"))
-    table.caption, table.caption_justify = f"now: the policy in force, replayed. then: {name}, replayed.", "left"
+    table.caption = (
+        f"now: the policy in force, replayed. then: {name}, replayed. try-weight answers another question: what quotas"
+        " and weights entitle a queue to now; a queue may gain by one and lose by the other."
+    )
+    table.caption_justify = "left"
     possible = found.gpus * _days(found) * 24
     for row in rows:
         change = row.then.gpu_hours - row.now.gpu_hours
@@ -161,6 +168,7 @@ def _plain(found: Comparison) -> dict[str, object]:
         "gpus": found.gpus,
         "days": _days(found),
         "jobs": found.jobs,
+        "replayed_jobs": found.replayed,
         "assumed": list(found.assumptions),
         "queues": [asdict(row) for row in found.rows],
     }

@@ -51,7 +51,7 @@ def share_sentence(level: QueueLevel) -> str:
     if level.left > _ROUNDING:
         return f"{head}: {level.left:g} GPUs of its share are left"
     if level.left < -_ROUNDING:
-        return f"{head}: {-level.left:g} GPUs are borrowed, and others may take them back"
+        return f"{head}: {-level.left:g} GPUs more than it is due, and others may take them back"
     if due.requested <= due.allocated + _ROUNDING:
         return f"{head}: it has all that it asks for" if due.requested > 0 else f"{head}: it asks for nothing"
     return f"{head}: its share is used up"

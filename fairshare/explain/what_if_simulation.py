@@ -192,7 +192,9 @@ class ReplayHistory:
     days: recorded mean GPUs per day; None for a job trace.
     assumptions: one sentence each.
     by_model: the same by the name of the GPU model; empty for a job trace, which names none.
-    waits_s: the median wait of each queue."""
+    waits_s: the median wait of each queue.
+    jobs: the number of jobs that held GPUs in the shown span; `workload` has also those of the time before it, and
+        each again after a long gap."""
 
     workload: Workload
     gpus: int
@@ -203,6 +205,7 @@ class ReplayHistory:
     assumptions: tuple[str, ...]
     by_model: Mapping[str, ModelHistory] = field(default_factory=dict)
     waits_s: Mapping[str, float] = field(default_factory=dict)
+    jobs: int = 0
 
     def of_part(self, policy: Policy, model: str) -> tuple[Workload, int]:
         """Return the jobs that ran on the GPUs of one part of the policy's, and how many GPUs these are."""
@@ -271,9 +274,11 @@ def history_from_ledger(
         )
     index = {name: i for i, name in enumerate(leaves)}
     amounts = [[0] * len(leaves) for _ in range(hours)]
+    jobs: set[tuple[str, str]] = set()
     for each in everything:
-        if each.queue in index and each.hour >= warm:
+        if each.queue in index and each.hour >= warm and each.gpu_us:
             amounts[each.hour - warm][index[each.queue]] += each.gpu_us
+            jobs.add((each.queue, each.job))
     had = [sum(column) / job_traces.US_PER_GPU_HOUR for column in zip(*amounts, strict=True)]
     notes = list(job_traces.ASSUMED)
     if known > warm:
@@ -286,7 +291,7 @@ def history_from_ledger(
         notes.append(f"{workload.left_out} jobs of no leaf queue of the policy are left out")
     return ReplayHistory(
         workload, gpus, warm * HOUR_S, (hours + warm) * HOUR_S, had, daily_from_ledger(amounts), tuple(notes), by_model,
-        waits,
+        waits, len(jobs),
     )  # fmt: skip
 
 
@@ -305,7 +310,7 @@ def history_from_trace(path: Path, policy: Policy, gpus: int) -> ReplayHistory:
     notes = list(job_traces.ASSUMED[-2:])
     if workload.left_out:
         notes.append(f"{workload.left_out} jobs of no leaf queue of the policy are left out")
-    return ReplayHistory(workload, gpus, 0, end_s, None, None, tuple(notes))
+    return ReplayHistory(workload, gpus, 0, end_s, None, None, tuple(notes), jobs=len(workload.submit_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +377,9 @@ def rows(
 class Comparison:
     """The past under two policies.
 
+    jobs: as in `ReplayHistory`.
+    replayed: the number of jobs that are replayed, with those of the time before the span (`ReplayHistory.workload`).
+    warm_up_ms: the length of that time.
     series: by queue, and by "had" (from the ledger), "now" and "then": pairs of day and mean GPUs, empty if unknown.
     assumptions: one sentence each."""
 
@@ -382,6 +390,8 @@ class Comparison:
     rows: tuple[ComparedQueue, ...]
     series: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]
     assumptions: tuple[str, ...]
+    replayed: int = 0
+    warm_up_ms: int = 0
 
 
 def compare(
@@ -411,5 +421,6 @@ def compare(
     start_ms = end_ms - (past.end_s - past.from_s) * MS_PER_SECOND
     compared = tuple(rows(names, past, before, after))
     return Comparison(
-        past.gpus, len(past.workload.submit_s), start_ms, end_ms, compared, series, assumptions(past, now, then)
-    )
+        past.gpus, past.jobs, start_ms, end_ms, compared, series, assumptions(past, now, then),
+        len(past.workload.submit_s), past.from_s * MS_PER_SECOND,
+    )  # fmt: skip

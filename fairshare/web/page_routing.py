@@ -167,6 +167,7 @@ class PagesApp:
             "menu": self._menu(caller),
             "style_url": STYLE, "script_url": SCRIPT, "visitor": caller,
             "current": current, "snapshot": snapshot,
+            "books": site(self.context.accountant) if self.context.accountant else None,
             "location": self.context.location,
             "now_ms": self.context.clock.wall_ms(), "stale_ms": 3 * self.context.interval_s * MS_PER_SECOND + 60_000,
         }  # fmt: skip

@@ -55,6 +55,7 @@ def check(request: RequestContext) -> Response:
     return JSONResponse(
         {
             "sound": draft.sound,
+            "edited": draft.edited,
             "faults": _findings_json(draft.faults),
             "advice": _findings_json(draft.advice),
             "parts": _parts_html(request.app, draft.policy),
@@ -211,7 +212,13 @@ def _parts_html(app: PagesApp, policy: Policy | None) -> str:
     if policy is None:
         return ""
     snapshot = app.context.reports.now()
-    gpus = (snapshot.gpus if snapshot is not None else None) or _FALLBACK_GPUS
+    known = (snapshot.gpus if snapshot is not None else None) or 0.0
+    gpus = known or _FALLBACK_GPUS
+    of = (
+        f"Of the {known:,.1f} GPUs that are there now:"
+        if known
+        else f"The number of GPUs is not known; of {gpus:,.0f}:"
+    )
     parts = static_parts(policy, gpus)
     used = {
         queue.name: queue_pages.used_part(snapshot.report.window, queue.name) if snapshot is not None else None
@@ -224,7 +231,7 @@ def _parts_html(app: PagesApp, policy: Policy | None) -> str:
         f"<b>{parts[queue.name]:.1%}</b><small>{parts[queue.name] * gpus:,.1f} GPUs</small></li>"
         for depth, queue in PolicyTree(policy).downwards()
     ]
-    return f'<ul class="parts">{"".join(items)}</ul>'
+    return f'<p class="lead">{of}</p><ul class="parts">{"".join(items)}</ul>'
 
 
 def _plots(result: Comparison) -> list[dict[str, Any]]:

@@ -27,7 +27,8 @@ def try_weight(
 ) -> dict[str, Any]:
     """What happens with another weight of a queue: the part of the cluster (0..1) and the GPUs to which quotas and
     weights entitle every queue, now and then, if all request more than they get, of the GPUs that the controller's
-    newest cycle at each target (scheduler) divided. Past usage is left out. Needs a token that may see all teams."""
+    newest cycle at each target (scheduler) divided (`divided`). Past usage is left out: `gputally fairshare what-if`
+    replays it for a past span, where a queue may lose that gains here. Needs a token that may see all teams."""
     policy = accountant.ask(PolicyVersion, "/v1/policy").policy
     found = accountant.ask(GuaranteesAnswer, "/v1/guarantees")
     cycles = accountant.ask(
@@ -47,7 +48,8 @@ def try_weight(
     shown, following = from_offset(tried, offset, limit)
     return envelope(
         accountant, "part of the cluster; GPUs", found.start_ms, found.end_ms, found.coverage, shown,
-        "/v1/policy", queues=len(tried), next_offset=following, next_page=None,
+        "/v1/policy", queues=len(tried), divided=[asdict(part) for part in parts],
+        next_offset=following, next_page=None,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -10,9 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.wire.policy_models import Decision, Policy
+from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
 from fairshare.__main__ import main
 from fairshare.explain.try_weight import Divided, divided, try_weight
+from fairshare.explain.what_if_simulation import compare, history_from_ledger
 from gputally.base.errors import FairshareError
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR
 from tests.fairshare.conftest import NOW_MS, Capsys
 from tests.fairshare.fixed_answers_server import serving
 from tests.hypothesis_examples import examples
@@ -82,3 +86,32 @@ def test_the_command_divides_what_the_newest_cycle_divided(recorded, options, gp
         assert main(["try-weight", "a", "2", "--url", url, "--output", "json", *options]) == 0
     found = {row["queue"]: row["gpus_then"] for row in json.loads(capsys.readouterr().out)}
     assert found == {row.queue: row.gpus_then for row in try_weight(policy, gpus, "a", 2)}
+
+
+class Past:
+    """An accountant of which queue `a` held one GPU for an hour in each of these hours before now, a job each, and
+    whose other GPU nobody held."""
+
+    def __init__(self, *hours_ago):
+        self.hours_ago = hours_ago
+
+    def usage(self, start_ms, end_ms, by):
+        for at_ms in range(start_ms, end_ms, MS_PER_HOUR):
+            ago = (NOW_MS // MS_PER_HOUR * MS_PER_HOUR - at_ms) // MS_PER_HOUR
+            hour = datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H")
+            held = ago in self.hours_ago
+            for name, accounts in ("a", {"busy": US_PER_HOUR * held}), ("", {"unallocated": US_PER_HOUR * (2 - held)}):
+                key = {"queue": name, "job": f"job-{ago}" if name else "", "gpu_model": "m", "hour": hour, "gpu": "g"}
+                yield UsageLine(key={part: key[part] for part in by}, accounts_gpu_us=Accounts(**accounts))
+
+    def median_waits_s(self, _start_ms, _end_ms):
+        return {}
+
+
+def test_a_replay_says_how_many_jobs_held_gpus_in_its_span_and_how_many_it_replays():
+    policy = Policy(queues=QUEUES, window={"size": "2d"})
+    past = history_from_ledger(Past(1, 5, 30, 40), policy, MS_PER_DAY // 1000, None, NOW_MS)
+    found = compare(policy, policy, past, NOW_MS, lambda _part, _step: None)
+    assert (found.jobs, found.replayed, found.warm_up_ms) == (2, 4, 2 * MS_PER_DAY)
+    assert found.end_ms - found.start_ms == MS_PER_DAY
+    assert found.gpus == 2

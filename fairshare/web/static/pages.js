@@ -39,6 +39,8 @@ if (form) {
     document.getElementById("verdict-head").textContent = answer.sound ? `This policy can be used${warned}` : many(answer.faults.length, "fault");
     document.getElementById("findings").replaceChildren(
       ...answer.faults.map((each) => listed("fault", each)), ...answer.advice.map((each) => listed("advice", each)));
+    document.getElementById("kept").hidden = !answer.edited;
+    document.getElementById("lost").hidden = answer.edited;
     if (answer.sound) document.getElementById("parts").innerHTML = answer.parts;
   };
 

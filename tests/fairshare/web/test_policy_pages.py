@@ -58,6 +58,7 @@ def test_the_scripts_check_says_the_same(open_stage: Stage) -> None:
     assert (told["sound"], [each["field"] for each in told["faults"]]) == (False, ["k"])
     told = json.loads(open_stage.post("/shares/policy/check", filled(open_stage, measure="busy")).body)
     assert told["sound"]
+    assert told["edited"], "its comments stay"
     assert [each["field"] for each in told["advice"]] == ["measure"]
     starving = {"queues.1.deserved": "0", "queues.1.weight": "0", "queues.1.limit": "0"}
     told = json.loads(open_stage.post("/shares/policy/check", filled(open_stage) | starving).body)
