@@ -164,7 +164,7 @@ def create_app(deps: Deps) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.deps = deps
-    problems.install(app, deps.failed, month_and_decision_pages.present)
+    problems.install(app, deps.failed, month_and_decision_pages.present, month_and_decision_pages.recognise)
     app.router.routes.extend(ROUTES)
 
     local_only = deps.settings.auth == "off"

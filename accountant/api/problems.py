@@ -42,6 +42,7 @@ from accountant.core.errors import (
     UnsupportedQuestion,
 )
 from accountant.ledger.journal import BooksMoved
+from accountant.wire.usage_cost_and_job_models import known_dimension
 from agent.wire import PROBLEM, Ack, Batch, schemas_of
 from gputally.base.called_off import CalledOff
 from gputally.server.config_loading import fault_text
@@ -175,12 +176,16 @@ def translated(error: Exception, failed: LedgerFailureHandler) -> Refusal | None
 
 
 def install(
-    app: FastAPI, failed: LedgerFailureHandler, present: Callable[[Request, Refusal], Response] | None = None
+    app: FastAPI,
+    failed: LedgerFailureHandler,
+    present: Callable[[Request, Refusal], Response] | None = None,
+    recognise: Callable[[Request], Awaitable[None]] | None = None,
 ) -> None:
     """Makes the app answer every exception that `translated` knows with a problem document.
 
     failed: called when the ledger needs a restart.
-    present: renders the answer instead, for example as an HTML page."""
+    present: renders the answer instead, for example as an HTML page.
+    recognise: finds out who sent a request that reached no route, so that its page has the caller's menu."""
 
     def known(error: Exception) -> Refusal:
         refusal = translated(error, failed)
@@ -193,6 +198,8 @@ def install(
             if refusal.kind.status == HTTPStatus.METHOD_NOT_ALLOWED:
                 refusal.headers["Allow"] = ", ".join(_methods(request))
             request.state.problem = refusal.slug
+            if recognise is not None and translate is _http:
+                await recognise(request)
             if present is not None:
                 return present(request, refusal)
             return answer(refusal, request.url.path)
@@ -220,8 +227,19 @@ def _methods(request: Request) -> list[str]:
 
 
 def _invalid(error: RequestValidationError) -> Refusal:
-    faults = [(".".join(map(str, fault["loc"][1:])), fault_text(fault)) for fault in error.errors()]
+    faults = [(name, _fault_text(name, fault)) for fault in error.errors()
+              for name in [".".join(map(str, fault["loc"][1:]))]]  # fmt: skip
     return with_faults("invalid-parameter", faults)
+
+
+def _fault_text(name: str, fault: Mapping[str, Any]) -> str:
+    """The reason of a fault; of a filter by what is no dimension, with all that are."""
+    if fault["type"] == "extra_forbidden" and name.startswith("where."):
+        try:
+            known_dimension(name.removeprefix("where."))
+        except ValueError as error:
+            return str(error)
+    return fault_text(fault)
 
 
 _FRAMEWORK: Final = {400: "malformed-body", 404: "not-found", 405: "method-not-allowed"}

@@ -239,7 +239,7 @@ class FleetService:
         own = FastAPI(title="gputally fleet", docs_url=None, redoc_url=None, redirect_slashes=False)
         own.state.deps = self._own
         own.state.fleet = self._state
-        problems.install(own, self._never, month_and_decision_pages.present)
+        problems.install(own, self._never, month_and_decision_pages.present, month_and_decision_pages.recognise)
         own.router.routes.extend(
             [
                 *fleet_routes.ROUTES,

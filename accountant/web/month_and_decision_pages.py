@@ -9,9 +9,12 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from difflib import get_close_matches
 from functools import cache
+from http import HTTPStatus
 from importlib import resources
 from typing import Annotated, Any, Final
 from urllib.parse import parse_qs, quote, urlencode
@@ -23,7 +26,7 @@ from jinja2 import Environment
 from pydantic import Field
 from starlette.exceptions import HTTPException
 
-from accountant.api.access_control import Reader, known_team_for, limit_address_rate, require_all_teams, team_for
+from accountant.api.access_control import Reader, admit, known_team_for, limit_address_rate, require_all_teams, team_for
 from accountant.api.answer_cache import CachedAnswer
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal, answer, retry_later
@@ -276,17 +279,46 @@ STATIC = static_routes(
 """The stylesheet of reports and pages; the script of Explore; and the icon, which browsers request automatically."""
 
 
+async def recognise(request: Request) -> None:
+    """Finds out who asks for a page that there is not, for its menu. Nobody in particular, if that is not known."""
+    if _wants_page(request):
+        with suppress(Refusal):
+            await admit(request, request.app.state.deps, "read")
+
+
+def _wants_page(request: Request) -> bool:
+    return "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/v1/")
+
+
 def present(request: Request, refusal: Refusal) -> Response:
     """The answer of a refusal: an HTML page or a redirect to sign-in for browsers, a problem document for others."""
-    wants_page = "text/html" in request.headers.get("accept", "")
-    if not wants_page or request.url.path.startswith("/v1/"):
+    if not _wants_page(request):
         return answer(refusal, request.url.path)
     deps: Deps = request.app.state.deps
     if refusal.slug == "unauthenticated" and deps.people() is not None and not request.url.path.startswith("/sign-"):
         here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return RedirectResponse(to_sign_in(here), 303)
-    text = _render("refusal.html", deps, current="", menu=menu_of(request, deps), refusal=refusal)
+    links = menu_of(request, deps)
+    meant = _meant(request.url.path, links) if refusal.kind.status == HTTPStatus.NOT_FOUND else ()
+    text = _render("refusal.html", deps, current="", menu=links, refusal=refusal, meant=meant)
     return Response(text, refusal.kind.status, refusal.headers, HTML)
+
+
+_LISTS: Final = {"act": "/audit", "group": "/explore", "job": "/jobs", "node": "/nodes", "team": "/month"}
+"""The page that lists what the pages below a path are of."""
+
+
+def _meant(path: str, links: Menu) -> list[tuple[str, str]]:
+    """Address and title of the pages of the menu that may be meant by an address of which there is none."""
+    first = path.strip("/").partition("/")[0].casefold()
+    titles = dict(links.links)
+    by_word = {
+        word: address for address, title in links.links for word in (title.casefold(), address.strip("/")) if word
+    }
+    near = [by_word[word] for word in get_close_matches(first, by_word, 3, 0.6)]
+    return [
+        (address, titles[address]) for address in dict.fromkeys((_LISTS.get(first, ""), *near)) if address in titles
+    ]
 
 
 def parse_month(text: str, at_ms: int, tz: ZoneInfo) -> Month:
@@ -317,8 +349,25 @@ def _report(request: Request, deps: Deps, month: str, team: str | None, order: T
         style=page_layout.sheet("site.css"),
         menu=menu_of(request, deps),
         as_of_ms=report.as_of_ms,
-    )
+        related=[] if team is None else [(group_address("team", team, str(calendar_month)), "Use by day"),
+                                         *pages_of_queues(deps, team=team)],
+    )  # fmt: skip
     return tagged(request, report.value.replace("<body>", f"<body>{bar}", 1).encode(), HTML)
+
+
+MOST_QUEUES: Final = 6
+
+
+def pages_of_queues(deps: Deps, *, team: str = "", queue: str = "") -> list[tuple[str, str]]:
+    """Address and title of the controller's pages of a queue, or of the first queues of a team, if these pages are
+    known: what a queue is due, and why."""
+    if deps.settings.controller_pages is None:
+        return []
+    at, base = deps.clock.wall_ms(), site(deps.settings.controller_pages)
+    policies = deps.ledger.status().policies(at - 1, at)
+    names = [one.name for one in policies[-1].policy.queues] if policies else []
+    found = [name for name in names if name == queue or (team and policies[-1].policy.team_of(name) == team)]
+    return [(f"{base}/shares/queue/{quote(name, safe='')}", f"Share of {name}") for name in found[:MOST_QUEUES]]
 
 
 def report_of(deps: Deps, month: Month, team: str | None, order: TableSorting) -> CachedAnswer[str]:

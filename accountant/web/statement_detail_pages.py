@@ -228,7 +228,7 @@ def act(request: Request, number: int, deps: AppDeps, principal: Reader) -> Resp
         with deps.ledger.moment() as moment:
             acts = moment.acts(after=number - 1, limit=1)
     if not acts or acts[0].number != number:
-        raise Refusal("not-found", f"the journal has no act {number}: GET /v1/audit lists the acts")
+        raise Refusal("not-found", f"the journal has no act {number}: the page Audit and GET /v1/audit list the acts")
     corrections, adjustments = booked_by(acts[0])
     if principal.teams is not None:
         corrections = tuple(booking for booking in corrections if booking.line.team in principal.teams)

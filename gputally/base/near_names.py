@@ -8,7 +8,9 @@ from difflib import get_close_matches
 from gputally.base.untrusted_text import escaped
 
 _NAMED = 3
-"""Maximum number of names listed in an error."""
+"""Maximum number of names that an error suggests."""
+_LISTED = 40
+"""Maximum number of known names that an error lists if none is alike: a user has no other place to look them up."""
 _LONGEST = 200
 """Maximum length of a name in an error, in characters."""
 _ALIKE = 0.5
@@ -16,14 +18,14 @@ _ALIKE = 0.5
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """Returns `; did you mean vision or speech?`, or `; known are …`, or "" if no names are known."""
+    """Returns `; did you mean vision or speech?`, or `; known are …` with the known names, or "" if there are none."""
     folded = {each.casefold(): each for each in sorted(known) if each}
     alike = [folded[each] for each in get_close_matches(name.casefold(), folded, _NAMED, _ALIKE)]
     if alike:
         return f"; did you mean {' or '.join(shown(each) for each in alike)}?"
     if not folded:
         return ""
-    few = sorted(folded.values())[:_NAMED]
+    few = sorted(folded.values())[:_LISTED]
     more = f" and {len(folded) - len(few):,} more" if len(folded) > len(few) else ""
     return f"; known are {', '.join(shown(each) for each in few)}{more}"
 

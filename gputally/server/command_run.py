@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from difflib import get_close_matches
+from typing import Any, Final, Protocol, runtime_checkable
 
 import typer
 
@@ -40,11 +41,29 @@ def _refused(wrong: typer.TyperException) -> int:
 
     if isinstance(wrong, typer.BadParameter) and isinstance(wrong.__cause__, ValidationError):
         wrong.message = "; ".join(fault_text(fault) for fault in wrong.__cause__.errors())
+    if isinstance(wrong, _UnknownOption) and wrong.ctx is not None:
+        known = {name for each in wrong.ctx.command.params for name in each.opts}
+        meant = [_MEANT[name] for name in get_close_matches(wrong.option_name, _MEANT, 1, 0.8)]
+        wrong.possibilities = [name for name in meant if name in known] or wrong.possibilities
     if isinstance(wrong, _WithUsage):
         wrong.show()
     else:
         typer.echo(wrong.format_message(), err=True)
     return wrong.exit_code
+
+
+_MEANT: Final = {"--accountant": "--url", "--address": "--url", "--server": "--url", "--token": "--token-file",
+                 "--from": "--start", "--until": "--end", "--format": "--output"}  # fmt: skip
+"""What other programs call an option, and its name here."""
+
+
+@runtime_checkable
+class _UnknownOption(Protocol):
+    """A fault of a call with an option that the command does not have. possibilities: options that may be meant."""
+
+    ctx: Any
+    option_name: str
+    possibilities: Sequence[str] | None
 
 
 @runtime_checkable
