@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from typing import Final, TypeAlias
 from xml.etree import ElementTree as ET
 
@@ -212,18 +213,18 @@ def stacked(
     columns: Sequence[ChartColumn],
     title: str,
     description: str,
-    levels: Sequence[float] | None = None,
+    levels: Sequence[float | None] | None = None,
     *,
     thinned: bool = True,
 ) -> str:
     """A chart of stacked columns.
 
-    levels: a line above them, with a level for each column.
+    levels: a line above them, with a level for each column; None where it is unknown, where the line is interrupted.
     thinned: leave out labels for which there is no room; otherwise the caller has left them empty.
 
     Time of which nothing is known is hatched from above, so that a low column is not read as a low value."""
     tops = [sum(value for _, value in column.parts) for column in columns]
-    top = _nice(max([*tops, *(levels or ())], default=0))
+    top = _nice(max([*tops, *(level for level in levels or () if level is not None)], default=0))
     svg = root(css, _WIDTH, _HEIGHT, title, description)
     plot_w, plot_h = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 
@@ -237,6 +238,7 @@ def stacked(
         svg.set("data-left", str(_LEFT))
         svg.set("data-right", str(_LEFT + plot_w))
     width = min(_COLUMN_PX, max(1.0, pitch * 0.78))
+    labels = 0
     label_every = 1 if pitch >= _LABEL_PX or not thinned else math.ceil(_LABEL_PX / pitch)
     for i, column in enumerate(columns):
         x = _LEFT + pitch * i + (pitch - width) / 2
@@ -254,9 +256,13 @@ def stacked(
                 below += value
         if i % label_every == 0 and column.label:
             label = column.label if label_every == 1 and pitch < 60 else column.long_label
-            text(svg, "tick mid", x + width / 2, _HEIGHT - _BOTTOM + 18, label)
+            # On a narrow screen one label of three stays.
+            text(svg, "tick mid minor" if labels % 3 else "tick mid", x + width / 2, _HEIGHT - _BOTTOM + 18, label)
+            labels += 1
     if levels is not None:
-        _capacity_line(svg, [(_LEFT + pitch * i, y(level)) for i, level in enumerate(levels)], pitch)
+        for known, run in groupby(enumerate(levels), lambda one: one[1] is not None):
+            if known:
+                _capacity_line(svg, [(_LEFT + pitch * i, y(level or 0.0)) for i, level in run], pitch)
     return drawn(svg)
 
 
