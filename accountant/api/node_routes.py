@@ -20,6 +20,7 @@ from accountant.api.query_parameters import (
     check_cost,
     with_span_before,
 )
+from accountant.core import periods
 from accountant.ledger.usage import EarlierSpan, added
 from accountant.reports import node_list
 from accountant.reports.node_list import NodeChoice
@@ -63,14 +64,12 @@ def list_nodes(params: Annotated[NodesParams, Query()], deps: AppDeps, principal
     note = SpanParams().note(page.at_ms, page.at_ms, span.timezone, deps.newest_ms(), deps.silence_note())
 
     def compute() -> NodesAnswer:
-        spans = with_span_before(QuerySpan(page.start_ms, page.end_ms, span.timezone), compare=params.compare)
+        asked = QuerySpan(page.start_ms, page.end_ms, span.timezone)
+        spans = with_span_before(asked, deps.ledger.status().extent, compare=params.compare)
         for one in spans:
             check_cost(deps.ledger, limits, one, NODES_WIDTH, params.where_cluster)
         with deps.ledger.moment(spans[-1].start_ms, page.end_ms) as moment:
-            before = None
-            if params.compare:
-                earlier = spans[1].start_ms, spans[1].end_ms
-                before = EarlierSpan.of(earlier, moment.usage(earlier, ("cluster",)))
+            before = EarlierSpan.of(asked[:2], moment, periods.zone(span.timezone)) if params.compare else None
             found = node_list.machines(moment, page.start_ms, page.end_ms, where or None, span.timezone, before)
         nodes = node_list.chosen(found, choice)
         lines = tuple(
@@ -90,6 +89,7 @@ def list_nodes(params: Annotated[NodesParams, Query()], deps: AppDeps, principal
             start_ms=page.start_ms, end_ms=page.end_ms, lines=lines, count=len(lines), total_gpu_us=total,
             before=None if before is None else NodesBefore(
                 start_ms=before.start_ms, end_ms=before.end_ms, coverage=before.coverage,
+                compared_ms=before.compared_ms,
                 total_gpu_us=added(compared) if compared or (before.known and not nodes) else None,
             ),
             note=note,

@@ -254,10 +254,12 @@ Compared = Annotated[
 ]
 
 
-def with_span_before(span: QuerySpan, *, compare: bool) -> tuple[QuerySpan, ...]:
-    """The span, and the one to compare it with if it is to be compared."""
-    earlier = periods.span_before(span.start_ms, span.end_ms, periods.zone(span.timezone))
-    return (span, QuerySpan(*earlier, span.timezone)) if compare else (span,)
+def with_span_before(span: QuerySpan, extent: tuple[int, int], *, compare: bool) -> tuple[QuerySpan, ...]:
+    """The span, and the one to compare it with if it is to be compared. extent: of the ledger's records."""
+    if not compare:
+        return (span,)
+    earlier, _ = periods.compared_span(span.start_ms, span.end_ms, extent, periods.zone(span.timezone))
+    return span, QuerySpan(*earlier, span.timezone)
 
 
 class GroupedParams(WhereParams):

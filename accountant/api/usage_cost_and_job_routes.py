@@ -416,15 +416,13 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
 
     def compute() -> JobsAnswer | PackedList[JobsAnswer]:
         check_teams(deps, principal, params.where_team)
-        spans = with_span_before(QuerySpan(page.start_ms, page.end_ms, zone), compare=params.compare)
+        asked = QuerySpan(page.start_ms, page.end_ms, zone)
+        spans = with_span_before(asked, deps.ledger.status().extent, compare=params.compare)
         for one in spans:
             check_cost(deps.ledger, limits, one, JOBS_WIDTH, params.where_cluster)
         book = deps.book()
         with deps.ledger.moment(spans[-1].start_ms, page.end_ms) as moment:
-            before = None
-            if params.compare:
-                earlier = spans[1].start_ms, spans[1].end_ms
-                before = EarlierSpan.of(earlier, moment.usage(earlier, ("cluster",)))
+            before = EarlierSpan.of(asked[:2], moment, periods.zone(zone)) if params.compare else None
             listed = asking.list_jobs(moment, book, page.start_ms, page.end_ms, page.at_ms, where or None, zone, before)
             chosen = asking.chosen(listed, choice, params.state)
             held_before, cost_before = asking.before(chosen)
@@ -436,6 +434,7 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
                 price_book_version=book.version if book else "",
                 jobs=(),
                 count=len(chosen) or (None if unknown else 0),
+                held_count=sum(1 for one in chosen if one.allocated_us),
                 total_gpu_us=sum(one.allocated_us for one in chosen),
                 total_cost=sum_if_known(one.cost for one in chosen) if metered else None,
                 total_burn_per_hour=sum_if_known(listed.burn_rates(chosen).values()) if metered else None,
@@ -445,6 +444,7 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
                     start_ms=before.start_ms,
                     end_ms=before.end_ms,
                     coverage=before.coverage,
+                    compared_ms=before.compared_ms,
                     total_gpu_us=held_before if before.known else None,
                     total_cost=cost_before if before.known else None,
                 ),

@@ -149,7 +149,7 @@ def jobs(
     limit: Limit = 20,
     page: Page = None,
 ) -> dict[str, Any]:
-    """Jobs with their GPU-hours, idle GPU-hours, cost so far, cost an hour and wait."""
+    """Jobs with their GPU-hours, idle GPU-hours, cost so far, cost per hour (of all GPUs that it holds) and wait."""
     start = "30m" if idle and start is None else start
     query = {
         "start": start, "end": end, "state": state, "kind": kind, "where.team": team,
@@ -160,7 +160,8 @@ def jobs(
     rows = [_job(accountant, job) for job in found.jobs]
     return _page(
         accountant, f"GPU-hours; {found.currency or 'no price book'}", found, rows, "/v1/jobs", query,
-        jobs=found.count, gpu_hours=_hours(found.total_gpu_us), total_cost=_money(found.total_cost),
+        jobs=found.count, jobs_that_held_a_gpu=found.held_count,
+        gpu_hours=_hours(found.total_gpu_us), total_cost=_money(found.total_cost),
     )  # fmt: skip
 
 

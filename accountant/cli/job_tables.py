@@ -97,6 +97,13 @@ COLUMNS: Final[Mapping[JobOrder, TableColumn]] = {
 _USUAL: Final[tuple[JobOrder, ...]] = (
     "team", "state", "pods", "waited", "gpu_hours", "busy", "gpus", "burn", "cost"
 )  # fmt: skip
+
+
+def _held_of(answer: JobsAnswer) -> str:
+    """How many of the jobs held a GPU, if not all did."""
+    return "" if answer.held_count == answer.count else f", {answer.held_count:,} held a GPU"
+
+
 _MAY_DROP: Final[tuple[JobOrder, ...]] = ("pods", "waited", "gpus", "burn", "busy", "team", "state")
 
 
@@ -111,12 +118,12 @@ def jobs_table(answer: JobsAnswer, zone: ZoneInfo, shown: Sequence[JobOrder] = (
     headings = {name: column.heading.format(currency=currency).lstrip("/") for name, column in chosen.items()}
     before = answer.before
     if before is not None:
-        chosen["change"] = TableColumn("change", lambda job, _: changed(_held(job), _held(job.then)), ())
+        chosen["change"] = TableColumn("change", lambda job, _: changed(_held(job), _held(job.then), before), ())
         headings["change"] = "change"
     totals = {
         "gpu_hours": hours(answer.total_gpu_us), "cost": money(answer.total_cost, answer.currency),
         "burn": money(answer.total_burn_per_hour, answer.currency),
-        "change": changed(answer.total_gpu_us, before.total_gpu_us if before is not None else None),
+        "change": changed(answer.total_gpu_us, before.total_gpu_us if before is not None else None, before),
     }  # fmt: skip
     columns = [Column("job", overflow="fold")]
     for name, column in chosen.items():
@@ -137,12 +144,12 @@ def jobs_table(answer: JobsAnswer, zone: ZoneInfo, shown: Sequence[JobOrder] = (
             for job in answer.jobs
         ),
         total=(
-            NOTHING if answer.count is None else f"{answer.count:,} jobs",
+            NOTHING if answer.count is None else f"{answer.count:,} jobs{_held_of(answer)}",
             *(totals.get(name, "") for name in chosen),
         ),
         caption=noted_caption(
             "\n".join(filter(None, (f"{more:,} more: --limit, --search, --sort" if more else "", answer.note))),
-            f"{priced}; GPUs and their price an hour: over the last minutes on record{compared_with(before, zone)}",
+            f"{priced}; GPUs and their cost per hour: over the last minutes on record{compared_with(before, zone)}",
         ),
         may_drop=[headings[name] for name in _MAY_DROP if name in headings] if not shown else (),
     )
@@ -172,7 +179,7 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
                     "now",
                     ""
                     if job.gpus is None
-                    else f"{job.gpus:,.1f} GPUs, {money(job.burn_per_hour, currency)} {currency or ''} an hour",
+                    else f"{job.gpus:,.1f} GPUs, {money(job.burn_per_hour, currency)} {currency or ''} per hour",
                 ),
             )
         ),

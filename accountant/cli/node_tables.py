@@ -132,11 +132,15 @@ def nodes_table(answer: NodesAnswer, zone: ZoneInfo, shown: Sequence[NodeOrder] 
     totals = [hours(column.total(answer.total_gpu_us)) if column.total else "" for column in chosen.values()]
     before = answer.before
     if before is not None:
-        chosen["change"] = NodeTableColumn("change", lambda node, _: changed(_held(node), _held(node.then)), None)
+        chosen["change"] = NodeTableColumn(
+            "change", lambda node, _: changed(_held(node), _held(node.then), before), None
+        )
         columns += figures("change", no_wrap=True)
         totals.append(
             changed(
-                answer.total_gpu_us.allocated, None if before.total_gpu_us is None else before.total_gpu_us.allocated
+                answer.total_gpu_us.allocated,
+                None if before.total_gpu_us is None else before.total_gpu_us.allocated,
+                before,
             )
         )
     return table(

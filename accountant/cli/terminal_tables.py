@@ -29,7 +29,7 @@ from accountant.api.bookkeeping_models import (
 from accountant.bookkeeping.invoice_reconciliation import ReconciledLine, Reconciliation
 from accountant.bookkeeping.price_book_versions import PriceChange, PriceDiff
 from accountant.cli.grouped_lines import NAMES
-from accountant.core.periods import utc
+from accountant.core.periods import Days, utc
 from accountant.ledger.journal import Act
 from accountant.ledger.usage import ACCOUNTS
 from accountant.reports.figure_formatting import budget_of, budgeted, money, relative_of
@@ -46,6 +46,7 @@ from accountant.wire.usage_cost_and_job_models import (
 from gputally.base.money import exact_sum, minor_places, sum_if_known
 from gputally.base.number_format import NOTHING, hours, percent
 from gputally.base.terminal import figures, table
+from gputally.base.units import MS_PER_DAY
 
 if TYPE_CHECKING:
     from accountant.ledger.protocols import ClockReport, GpuOwnership, Imbalance, MisdatedRecords, RetiredDevice
@@ -179,11 +180,15 @@ def noted_caption(note: str, caption: str) -> str:
     return f"{note}\n{caption}" if note else caption
 
 
-def changed(now_us: int | None, before_us: int | None) -> str:
-    """GPU-hours of the span before and of this one, and the change: `8.0 → 10.0, +25.0 %`."""
+def changed(now_us: int | None, before_us: int | None, before: SpanBefore | None) -> str:
+    """GPU-hours of the span before and of this one, and the change: `8.0 → 10.0, +25.0 %`. before: how they are
+    compared."""
     if now_us is None or before_us is None:
         return NOTHING
-    return f"{hours(before_us)} → {hours(now_us)}, {relative_of(now_us, before_us)}"
+    by_day = None
+    if before is not None and before.compared_ms is not None:
+        by_day = Days(*(Decimal(ms) / MS_PER_DAY for ms in (before.compared_ms, before.end_ms - before.start_ms)))
+    return f"{hours(before_us)} → {hours(now_us)}, {relative_of(now_us, before_us, by_day)}"
 
 
 def compared_with(before: SpanBefore | None, zone: tzinfo) -> str:
@@ -191,6 +196,7 @@ def compared_with(before: SpanBefore | None, zone: tzinfo) -> str:
     if before is None:
         return ""
     known = f"{percent(before.coverage)} metered" if before.coverage else "of which nothing is known"
+    known += ", by day because records begin there" if before.compared_ms is not None else ""
     return f"; change: held GPU-hours from {instant(before.start_ms, zone)} to {instant(before.end_ms, zone)}, {known}"
 
 

@@ -10,13 +10,14 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import Annotated, Generic, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator
 
 from gputally.base.instants import EARLIEST_MS, LATEST_MS, midnight_ms
-from gputally.base.units import BUCKET_MS, MS_PER_SECOND
+from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_SECOND
 
 _MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
 
@@ -205,3 +206,35 @@ def span_before(start_ms: int, end_ms: int, tz: ZoneInfo) -> tuple[int, int]:
         begin, stop = month.previous.span(tz)
         return begin, stop if end_ms == last else min(begin + end_ms - start_ms, stop)
     return start_ms - (end_ms - start_ms), start_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Days:
+    """The lengths, in days, by which two spans are compared, of which the one before has records only in part."""
+
+    now: Decimal
+    before: Decimal
+
+    def rates(self, now: Decimal | int, before: Decimal | int) -> tuple[Decimal, Decimal]:
+        """The figures of both spans, a day."""
+        return now / self.now, before / self.before
+
+
+def compared_span(
+    start_ms: int, end_ms: int, extent: tuple[int, int], tz: ZoneInfo
+) -> tuple[tuple[int, int], Days | None]:
+    """The span to compare with, and how: `span_before`, as a whole (None); or, if records begin inside of it, the time
+    from the first record to the span, by day, because nothing is known of the rest.
+
+    extent: start of the first record and end of the newest one."""
+    first_ms, newest_ms = extent
+    before = span_before(start_ms, end_ms, tz)
+    if not before[0] < first_ms < start_ms:
+        return before, None
+    until_ms = min(end_ms, newest_ms)
+    days = Days(_days(start_ms, until_ms), _days(first_ms, start_ms)) if until_ms > start_ms else None
+    return (first_ms, start_ms), days
+
+
+def _days(start_ms: int, end_ms: int) -> Decimal:
+    return Decimal(end_ms - start_ms) / MS_PER_DAY

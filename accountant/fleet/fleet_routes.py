@@ -11,6 +11,7 @@ import io
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from types import SimpleNamespace
 from typing import Annotated, Any, Final, TypeVar, cast, get_args
 from urllib.parse import quote
@@ -460,27 +461,31 @@ def jobs_page(request: Request, asked: AskedJobs, deps: AppDeps, principal: Read
     shown = paged(rows, asked.page, JOBS_A_PAGE, bar.page_url, sum(one.count for one in sums), 0)
     zone, span = periods.zone(bar.span.timezone), bar.span
     (whole, currency) = _added(sums, [one.currency for one in found.values()])
+    compared = _compared(bar, [one.before for one in found.values()])
     return _page(
         request, deps, "fleet_jobs.html", min((one.as_of_ms for one in found.values() if one.as_of_ms), default=None),
         current="/fleet/jobs", bar=bar, titles=bar.titles, named=named, shown=shown, jobs=whole, state=asked.state,
         states=STATES, kinds=get_args(JobKind), columns=JOB_COLUMNS, texts=TEXTS, currency=currency,
         left_out=left_out, utilisation=page_rows.utilisation, months=month_steps(bar), span_zone=zone,
         span_text=figure_formatting.span_of(span.start_ms, span.end_ms, zone),
-        order=ListOrder(bar.url, asked.order, JOB_ORDERS.ascending.__contains__), change=change_of,
-        compared_columns=COMPARED, total_changes=total_changes(whole, currency),
-        **_compared(bar, [one.before for one in found.values()]),
+        order=ListOrder(bar.url, asked.order, JOB_ORDERS.ascending.__contains__),
+        change=partial(change_of, relative=compared["relative"]), compared_columns=COMPARED,
+        total_changes=total_changes(whole, currency, compared["relative"]), **compared,
     )  # fmt: skip
 
 
 def _compared(bar: Bar, spans: Sequence[EarlierSpan | None]) -> dict[str, Any]:
     """What a list is compared with, as the templates need it. spans: of each ledger."""
     if not bar.params.compare:
-        return {"before": None, "before_text": ""}
-    _, before = with_span_before(bar.span, compare=True)
+        return {"before": None, "before_text": "", "relative": figure_formatting.relative_of}
+    zone = periods.zone(bar.span.timezone)
+    before = periods.span_before(bar.span.start_ms, bar.span.end_ms, zone)
     covered = [one.coverage or 0.0 for one in spans if one is not None]
-    known = EarlierSpan(before.start_ms, before.end_ms, min(covered, default=None))
-    text = figure_formatting.span_of(before.start_ms, before.end_ms, periods.zone(before.timezone))
-    return {"before": known, "before_text": text}
+    text, relative = figure_formatting.span_of(*before, zone), figure_formatting.by_days(None)
+    if any(one is not None and one.days for one in spans):  # of each ledger other days are known
+        text += ", of which some clusters have records only in part: changes are on their own pages"
+        relative = figure_formatting.unknown_change
+    return {"before": EarlierSpan(*before, min(covered, default=None)), "before_text": text, "relative": relative}
 
 
 def _added(sums: Sequence[page_rows.Jobs], currencies: Sequence[str | None]) -> tuple[page_rows.Jobs, str | None]:
@@ -491,7 +496,7 @@ def _added(sums: Sequence[page_rows.Jobs], currencies: Sequence[str | None]) -> 
         (), sum(one.count for one in sums), sum(one.allocated_us for one in sums), sum(one.idle_us for one in sums),
         exact_sum(one.total for one in sums), unpriced=any(one.unpriced for one in sums),
         before=_added(before, ())[0] if before else None,
-        burn_per_hour=sum_if_known(one.burn_per_hour for one in sums),
+        burn_per_hour=sum_if_known(one.burn_per_hour for one in sums), held=sum(one.held for one in sums),
     )  # fmt: skip
     return whole, currencies[0] if len(set(currencies)) == 1 else None
 
@@ -538,7 +543,7 @@ def _jobs_of_ledgers(
 
         def check() -> None:
             whole = QuerySpan(span.start_ms, span.until(pages.clock.wall_ms()), span.timezone)
-            for one in with_span_before(whole, compare=asked.compare):
+            for one in with_span_before(whole, pages.ledger.status().extent, compare=asked.compare):
                 check_cost(pages.ledger, pages.settings.limits, one, JOBS_WIDTH, asked.where_cluster)
 
         book = pages.book()
@@ -598,9 +603,10 @@ def nodes_page(request: Request, asked: AskedNodes, deps: AppDeps, principal: Re
         span_zone=zone, months=month_steps(bar),
         span_text=figure_formatting.span_of(bar.span.start_ms, bar.span.end_ms, zone),
         order=ListOrder(bar.url, asked.order, NODE_ORDERS.ascending.__contains__),
-        compared_with=compared["before"], before_text=compared["before_text"], change=node_change_of,
+        compared_with=compared["before"], before_text=compared["before_text"],
+        change=partial(node_change_of, relative=compared["relative"]),
         totals_before=totals_before(ranked, compared["before"]),
-        relative=figure_formatting.relative_of,
+        relative=compared["relative"],
     )  # fmt: skip
 
 
@@ -640,7 +646,7 @@ def _nodes_of_ledgers(
 
     def of_ledger(pages: Deps) -> CachedAnswer[ListedNodes]:
         def check() -> None:
-            for one in with_span_before(bar.span, compare=asked.compare):
+            for one in with_span_before(bar.span, pages.ledger.status().extent, compare=asked.compare):
                 check_cost(pages.ledger, pages.settings.limits, one, NODES_WIDTH, asked.where_cluster)
 
         return page_queries.machines(pages, ListSpan.of(asked, pages, compared=asked.compare), asked.where, check)

@@ -13,14 +13,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, get_args, overload
+from zoneinfo import ZoneInfo
 
+from accountant.core.periods import Days, compared_span
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, UsageLine
 from gputally.base import called_off
 from gputally.base.measures import REPORTED
+from gputally.base.units import MS_PER_DAY
 
 if TYPE_CHECKING:  # a command that prints report rows does not load numpy
     import numpy as np
     import numpy.typing as npt
+
+    from accountant.ledger.protocols import Moment
 
 Int64Array: TypeAlias = "npt.NDArray[np.int64]"
 Int32Array: TypeAlias = "npt.NDArray[np.int32]"
@@ -304,21 +309,31 @@ def added(accounts: Iterable[Accounts]) -> Accounts:
 
 @dataclass(frozen=True, slots=True)
 class EarlierSpan:
-    """The span before, to compare with.
+    """The span before, or the part of it that has records, to compare with (`periods.compared_span`).
 
     coverage: as `coverage`.
-    clusters: those of which something is known. What is of another one is unknown and not zero."""
+    clusters: those of which something is known. What is of another one is unknown and not zero.
+    days: how both are compared if it is a part; None: as wholes."""
 
     start_ms: int
     end_ms: int
     coverage: float | None
     clusters: frozenset[str] = frozenset()
+    days: Days | None = None
 
     @classmethod
-    def of(cls, span: tuple[int, int], usage: Usage) -> EarlierSpan:
-        """usage: all usage of the span, by cluster."""
+    def of(cls, span: tuple[int, int], moment: Moment, tz: ZoneInfo) -> EarlierSpan:
+        """The span with which `span` is compared. moment: of both."""
+        before, days = compared_span(*span, moment.status().extent, tz)
+        usage = moment.usage(before, ("cluster",))
         known = frozenset(line.key["cluster"] for line in usage.lines() if coverage([line]))
-        return cls(*span, coverage(usage), known)
+        return cls(*before, coverage(usage), known, days)
+
+    @property
+    def compared_ms(self) -> int | None:
+        """The length of the span that is compared by day, up to the newest record; None if both are compared as
+        wholes."""
+        return None if self.days is None else round(self.days.now * MS_PER_DAY)
 
     @property
     def known(self) -> tuple[int, int] | None:

@@ -4,14 +4,15 @@ Rounding here is for display only; files for programs (CSV, canonical JSON) do n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias
 from zoneinfo import ZoneInfo
 
 from accountant.billing.charge import Account, Detail
-from accountant.core.periods import Month, local_date
+from accountant.core.periods import Days, Month, local_date
 from accountant.core.periods import utc as utc
 from accountant.core.record_age import is_old
 from accountant.reports.report_breakdowns import SpanChange, change
@@ -91,9 +92,27 @@ def relative(difference: SpanChange | None) -> str:
     return f"{signed(f'{difference.relative * 100:+,.1f}')} %"
 
 
-def relative_of(now: Decimal | int | None, before: Decimal | int | None) -> str:
-    """The change between two totals: `+12.3 %`."""
-    return NOTHING if now is None or before is None else relative(change(Decimal(now), Decimal(before)))
+def relative_of(now: Decimal | int | None, before: Decimal | int | None, by_day: Days | None = None) -> str:
+    """The change between two totals: `+12.3 %`. by_day: how they are compared, if not as wholes: `+12.3 % a day`."""
+    if now is None or before is None:
+        return NOTHING
+    rates = (Decimal(now), Decimal(before)) if by_day is None else by_day.rates(now, before)
+    text = relative(change(*rates))
+    return text if by_day is None or text == NOTHING else f"{text} a day"
+
+
+Relative: TypeAlias = Callable[[Decimal | int | None, Decimal | int | None], str]
+"""Writes the change between two totals, as `relative_of` does."""
+
+
+def by_days(by_day: Days | None) -> Relative:
+    """`relative_of` for spans that are compared so."""
+    return partial(relative_of, by_day=by_day)
+
+
+def unknown_change(_now: Decimal | int | None, _before: Decimal | int | None) -> str:
+    """The change of totals whose spans are not comparable."""
+    return NOTHING
 
 
 def signed_money(amount: Decimal, currency: str | None) -> str:
@@ -117,7 +136,7 @@ def advice(hint: Hint) -> str:
     held = f"{hours(hint.job.figures.accounts.allocated)} GPU-hours held"
     used = f"{percent(hint.job.figures.utilisation)} busy"
     if hint.kind == "idle":
-        return f"{held}, {used}. Release it while it is not used."
+        return f"{held}, {used}. To hold them only while they are used would have been enough."
     if hint.kind == "fewer":
         return (
             f"Held {gpus(hint.held)} GPUs; its busiest hour used {gpus(hint.peak_busy)} ({held}, {used}). "
@@ -206,19 +225,24 @@ def before(report: Report) -> str:
 
 
 def before_short(report: Report) -> str:
+    return compared_short(*report.before_ms, report.by_day, report.tz)
+
+
+def compared_text(start_ms: int, end_ms: int, by_day: Days | None, tz: ZoneInfo) -> str:
+    """The span of comparison, and how it is compared: `16–31 October 2026, by day`."""
+    return span_of(start_ms, end_ms, tz) + (", by day" if by_day is not None else "")
+
+
+def compared_short(start_ms: int, end_ms: int, by_day: Days | None, tz: ZoneInfo) -> str:
     """The span of comparison in short: `September 2026`, `same part of September 2026`, `September 2026 from 16 Sep`,
     `the span before`."""
-    start, end = report.before_ms
-    if report.by_day is not None:
-        begin = datetime.fromtimestamp(start // MS_PER_SECOND, report.tz)
-        of_month = Month.of(start, report.tz).span(report.tz)[1] == end
+    begin, month = datetime.fromtimestamp(start_ms // MS_PER_SECOND, tz), Month.of(start_ms, tz)
+    if by_day is not None:
+        of_month = month.span(tz)[1] == end_ms
         return f"{begin:%B %Y} from {begin:%-d %b}" if of_month else f"the span before from {begin:%-d %b %Y}"
-    if Month.spanning(start, end, report.tz):
-        return before(report)
-    month = Month.of(start, report.tz)
-    if month.span(report.tz)[0] == start:
-        return f"same part of {datetime.fromtimestamp(start // MS_PER_SECOND, report.tz):%B %Y}"
-    return "the span before"
+    if Month.spanning(start_ms, end_ms, tz):
+        return span_of(start_ms, end_ms, tz)
+    return f"same part of {begin:%B %Y}" if month.span(tz)[0] == start_ms else "the span before"
 
 
 def a_day(report: Report, now: Decimal, before: Decimal) -> str:

@@ -25,6 +25,7 @@ class Machine:
     newest_ms: the end of its newest record; None if unknown.
     agent: what its agent last said of itself; None if unknown.
     outages: when it could not be used in the span, the newest first.
+    lost_us: GPU-µs that are `down` because a GPU was lost, while the node itself was up.
     before: its accounts in the span before; None if it is not compared, or nothing is known of its cluster then."""
 
     cluster: str
@@ -39,6 +40,7 @@ class Machine:
     agent: AgentFacts | None
     outages: tuple[Down, ...]
     before: Accounts | None = None
+    lost_us: int = 0
 
     @property
     def then(self) -> Machine | None:
@@ -129,6 +131,7 @@ def machines(
     named = {key for key, fact in facts_of.items() if _is_named(fact, where or {})}
     for key in sorted({*lines, *earlier, *named}):
         fact, of_node = facts_of.get(key), lines.get(key, [])
+        whole = sum_of_usage_lines({}, of_node) if of_node else None
         down = next((node.reason for node in reversed(fact.down) if node.end_ms is None), "") if fact else ""
         rows.append(
             Machine(
@@ -137,7 +140,8 @@ def machines(
                 pool=fact.pool if fact else "",
                 capacity_type=fact.capacity_type if fact else "",
                 gpus=devices.get(key, 0),
-                accounts=sum_of_usage_lines({}, of_node).accounts_gpu_us if of_node else Accounts(),
+                accounts=whole.accounts_gpu_us if whole else Accounts(),
+                lost_us=max(0, whole.accounts_gpu_us.down - (whole.node_down_us or 0)) if whole else 0,
                 down=down,
                 newest_ms=newest.get(key),
                 agent=agents.get(key),

@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 from accountant.billing.charge import ALLOCATED, Account, Charge, PricedTime, quantify
 from accountant.billing.displayed_amounts import Part
 from accountant.billing.statements import Entry, StatementLine
-from accountant.core.periods import days, hour_of_day
+from accountant.core.periods import Days, days, hour_of_day
 from accountant.ledger.usage import ACCOUNTS, HELD, Place, Usage
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import IDLE
@@ -244,18 +244,6 @@ def accounts(lines: Lines, team: str | None) -> tuple[AccountRow, ...]:
         for name in ACCOUNTS
         if sums[name] or team is None
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Days:
-    """The lengths by which two spans are compared, of which the one before has records only in part."""
-
-    now: Decimal
-    before: Decimal
-
-    def rates(self, now: Decimal | int, before: Decimal | int) -> tuple[Decimal, Decimal]:
-        """The figures of both spans, a day."""
-        return now / self.now, before / self.before
 
 
 def teams(lines: Lines, earlier: Lines, team: str | None, by_day: Days | None = None) -> tuple[TeamRow, ...]:

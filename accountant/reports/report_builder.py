@@ -41,7 +41,7 @@ from accountant.billing.statements import build as build_statement
 from accountant.billing.usage_pricing import charges
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.month_closing import booked_in_month, booked_later
-from accountant.core.periods import Month, by_month, span_before, zone
+from accountant.core.periods import Days, Month, by_month, compared_span, span_before, zone
 from accountant.core.settings import InvoiceIssuer
 from accountant.history_import.import_run import IMPORTING, ImportRow, import_rows, imported_chunks
 from accountant.ledger.protocols import Moment, ReadableLedger
@@ -53,7 +53,6 @@ from accountant.reports.report_breakdowns import (
     BY_JOB,
     AccountRow,
     DayRow,
-    Days,
     Headline,
     HourlyUse,
     JobRow,
@@ -68,7 +67,6 @@ from accountant.reports.statement_line_charges import Details
 from accountant.wire.policy_models import IDLE, PolicyVersion
 from accountant.wire.usage_cost_and_job_models import BudgetState, Dimension
 from gputally.base.money import exact_sum
-from gputally.base.units import MS_PER_DAY
 
 CANDIDATES = 25
 """Jobs per scope whose hourly peaks are read: those that left the most GPU time idle."""
@@ -130,7 +128,7 @@ class Readings:
 
     before_ms: the span that this one is compared with: the part of `span_before` up to this one that has records; its
         time is priced by book_before.
-    until_ms: end of the newest record, or of the span if it is later.
+    days: how both are compared if it is a part; None: as wholes.
     month: the calendar month that the span is, or begins; None for other spans.
     since_ms: start of the ledger's first record.
     by_day: charges by team, queue, day and more (`accountant.billing.budget_forecast.grouping`), if there is a month.
@@ -150,7 +148,7 @@ class Readings:
     start_ms: int
     end_ms: int
     before_ms: tuple[int, int]
-    until_ms: int
+    days: Days | None
     timezone: str
     book: PriceBook | None
     book_before: PriceBook | None
@@ -212,9 +210,7 @@ def read_data(
     if start_ms >= end_ms:
         raise ValueError(f"a report needs a span: [{start_ms}, {end_ms}) is empty")
     first_ms, newest_ms = ledger.status().extent
-    before_ms = span_before(start_ms, end_ms, zone(timezone))
-    if before_ms[0] < first_ms < start_ms:
-        before_ms = first_ms, start_ms
+    before_ms, days = compared_span(start_ms, end_ms, (first_ms, newest_ms), zone(timezone))
     book_before = book_before or book
     month = budget_forecast.month_of(start_ms, end_ms, timezone)
     billed, by_job = billed_tables(ledger, book, start_ms, end_ms, (_BY_TEAM, BY_JOB), timezone)
@@ -230,7 +226,7 @@ def read_data(
         start_ms=start_ms,
         end_ms=end_ms,
         before_ms=before_ms,
-        until_ms=min(end_ms, newest_ms),
+        days=days,
         timezone=timezone,
         book=book,
         book_before=book_before,
@@ -532,14 +528,7 @@ def made_of(
     users = report_breakdowns.with_amounts(jobs.users(), (one for one in found.by_user if team in (None, one.team)))
     candidates = jobs.wasteful(CANDIDATES)
     days, since_ms = found.by_day, found.since_ms
-    by_day = None
-    if (
-        before
-        and found.until_ms > start_ms
-        and found.before_ms[0] == since_ms
-        and found.before_ms != span_before(start_ms, end_ms, tz)
-    ):
-        by_day = Days(_days(max(start_ms, since_ms), found.until_ms), _days(*found.before_ms))
+    by_day = found.days if before else None
     of_queues = quotas(policies, found.of_quotas, start_ms, end_ms, tz, since_ms)
     return Report(
         statement=stated,
@@ -589,10 +578,6 @@ def _statements(parts: Sequence[MonthsPart], book: PriceBook | None, timezone: s
         build_statement(part.billed, book, (), part.start_ms, part.end_ms, timezone, unused=part.unused)
         for part in parts
     ]
-
-
-def _days(start_ms: int, end_ms: int) -> Decimal:
-    return Decimal(end_ms - start_ms) / MS_PER_DAY
 
 
 def report(

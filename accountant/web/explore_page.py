@@ -21,7 +21,7 @@ from accountant.api.answer_cache import CachedAnswer
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.query_parameters import NamedDimension, QuerySpan, check_cost, invalid, with_span_before
 from accountant.core import periods
-from accountant.core.periods import Month
+from accountant.core.periods import Days, Month
 from accountant.exports.protocol import file_name
 from accountant.ledger.protocols import JobKey
 from accountant.reports import figure_formatting, html_page
@@ -71,6 +71,8 @@ NO_NAME: Final = "(none)"
 """The head of a file's column for the empty value."""
 _OF_THE_VIEW: Final = ("measure", "across", "sort", "search", "columns", "compare")
 """Parameters that the API has not."""
+_ADDED_UP: Final = frozenset({"GPU-hours", "money", "kWh"})
+"""Kinds of figures of which a longer span has more."""
 _TIME_TICKS: Final = 12
 """Labels below a chart."""
 
@@ -152,9 +154,10 @@ def explore_page(request: Request, params: Params, deps: AppDeps, principal: Rea
         before=view.rows.total_before,
         rows=[(found.table.row(at), found.then(at))
               for at in rows.rows] if crossed is None else (),
-        named=_named, text=lambda column, row: figure_text(column, row, currency), changed=_changed, link=_link,
+        named=_named, text=lambda column, row: figure_text(column, row, currency), link=_link,
+        changed=lambda column, row, then: changed(column, row, then, found.days),
         group_link=group_link, idle_team=IDLE, links_of_jobs=_links_of_jobs(view, keys, deps),
-        begins_ms=first_ms if first_ms > from_ms else None,
+        begins_ms=first_ms if first_ms > from_ms or found.days is not None else None,
         first_month=str(Month.of(first_ms, zone)) if first_ms > Month.of(first_ms, zone).span(zone)[0] else "",
         measured=lambda value: _measured(view.asked.measure, value, currency), measure=FIGURES[view.asked.measure],
         measures=[Choice(name, FIGURES[name].title, name == params.measure) for name in MEASURES_SHOWN],
@@ -165,8 +168,10 @@ def explore_page(request: Request, params: Params, deps: AppDeps, principal: Rea
         note=params.note(found.start_ms, deps.clock.wall_ms(), bar.span.timezone, deps.newest_ms(),
                          deps.silence_note()),
         span_text=figure_formatting.span_of(found.start_ms, found.end_ms, zone),
-        before_text=figure_formatting.span_of(*found.before_ms, zone) if found.before_ms is not None else "",
-        api=[(name, bar.url(f"/v1/{name}", **dict.fromkeys(_OF_THE_VIEW))) for name in ("usage", "cost")],
+        before_text=""
+        if found.before_ms is None
+        else figure_formatting.compared_text(*found.before_ms, found.days, zone),
+        api=[(name, bar.url(f"/v1/{name}", **dict.fromkeys(_OF_THE_VIEW), **bar.fixed)) for name in ("usage", "cost")],
         script_url=month_and_decision_pages.ZOOM,
     )  # fmt: skip
     policy = "Content-Security-Policy"
@@ -251,10 +256,10 @@ def _explored(bar: GroupedBar, params: ExploreParams, asked: Question, deps: Dep
 
     def spans() -> tuple[QuerySpan, ...]:
         span = params.span(deps.clock.wall_ms(), deps.settings.timezone, limits, deps.newest_ms())
-        return with_span_before(span, compare=params.compare)
+        return with_span_before(span, deps.ledger.status().extent, compare=params.compare)
 
     # The units of time of the chart are a dimension more.
-    for span in with_span_before(bar.span, compare=params.compare):
+    for span in with_span_before(bar.span, deps.ledger.status().extent, compare=params.compare):
         check_cost(deps.ledger, limits, span, len(asked.by) + 1, params.where_cluster)
     return page_queries.explored(
         deps, _identity(bar, params, asked), asked,
@@ -331,15 +336,16 @@ def _measured(measure: Measure, value: Figure, currency: str | None) -> str:
     return _shown(FIGURES[measure], value, currency)
 
 
-def _changed(column: FigureColumn, row: Row, before: Row) -> str:
-    """The change from the span before: `+12.3 %`, or points of a share."""
-    now, then = column.of(row), column.of(before)
+def changed(column: FigureColumn, row: Row | None, before: Row | None, by_day: Days | None) -> str:
+    """The change from the span before: `+12.3 %`, or points of a share. by_day: as in `relative_of`, of
+    figures of which a longer span has more."""
+    now, then = (None if one is None else column.of(one) for one in (row, before))
     if column.kind == "share":
         return figure_formatting.points(now, then)  # type: ignore[arg-type]  # shares are floats
     if now is None or then is None:
         return NOTHING
-    exact = [Decimal(str(value)) for value in (now, then)]
-    return figure_formatting.relative_of(*exact)
+    relative = figure_formatting.by_days(by_day if column.kind in _ADDED_UP else None)
+    return relative(Decimal(str(now)), Decimal(str(then)))
 
 
 def _questions(bar: GroupedBar) -> tuple[Choice, ...]:

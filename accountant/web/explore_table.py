@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from accountant.billing.displayed_costs import displayed_costs
 from accountant.billing.usage_pricing import cost_of
-from accountant.core.periods import days, hours, zone
+from accountant.core.periods import Days, days, hours, zone
 from accountant.ledger.protocols import Moment
 from accountant.ledger.usage import ACCOUNTS, HELD, EarlierSpan, Where, coverage, usage_line
 from accountant.prices.price_book import PriceBook
@@ -125,7 +125,7 @@ FIGURES: Final[Mapping[str, FigureColumn]] = {
         lambda row: row.unheld_amount,
     ),
     "unpriced": FigureColumn("Unpriced", "GPU-hours", "billed time without a price", lambda row: row.unpriced_us),
-    "rate": FigureColumn("Cost an hour", "price", "cost of a billed GPU-hour", _rate),
+    "rate": FigureColumn("Cost per GPU-hour", "price", "cost of a billed GPU-hour, on average", _rate),
     **{name: FigureColumn(one.title, one.kind, one.note, _measure(name)) for name, (_, one) in SHOWN.items()},
 }  # fmt: skip
 """The columns, by their names in addresses and files."""
@@ -267,9 +267,10 @@ class Explored:
     """The answer. found_ms: when it was read.
 
     before: the table of the span before, with the same rows; None if it is not compared, or nothing is known of it.
-    before_ms: the span before; None if it is not compared.
+    before_ms: the span before, or the part of it that has records; None if it is not compared.
     covered, covered_before: as `UsageAnswer.coverage`, without filters.
-    unknown_before: the numbers of the rows of clusters of which nothing is known in the span before."""
+    unknown_before: the numbers of the rows of clusters of which nothing is known in the span before.
+    days: how both are compared; as in `EarlierSpan`."""
 
     found_ms: int
     start_ms: int
@@ -281,6 +282,7 @@ class Explored:
     covered_before: float | None
     chart: Series
     unknown_before: frozenset[int] = frozenset()
+    days: Days | None = None
 
     def then(self, at: int) -> Row | None:
         """A row in the span before; None if it is not compared, or nothing is known of its cluster then."""
@@ -330,11 +332,12 @@ def explore(
     ledger: Moment,
     book: PriceBook | None,
     span: tuple[int, int],
-    before: tuple[int, int] | None,
     asked: Question,
     found_ms: int,
     most_series: int,
     named: Callable[[str], str],
+    *,
+    compare: bool,
 ) -> Explored:
     """Asks the question of a span, and of the span before if it is to be compared. The chart is of the rows that the
     search finds.
@@ -344,9 +347,10 @@ def explore(
     table = table_of(ledger, book, *span, asked)
     covered = coverage(ledger.usage(span, ()))
     chart = _chart(ledger, book, span, asked, _found(table, asked.search, named), most_series)
-    if before is None:
+    if not compare:
         return Explored(found_ms, *span, table, covered, None, None, None, chart)
-    known = EarlierSpan.of(before, ledger.usage(before, ("cluster",)))
+    known = EarlierSpan.of(span, ledger, zone(asked.timezone))
+    before = known.start_ms, known.end_ms
     chosen = asked.where.get("cluster") or known.clusters
     if not known.clusters.intersection(chosen):
         return Explored(found_ms, *span, table, covered, None, before, known.coverage, chart)
@@ -355,8 +359,9 @@ def explore(
     place = asked.by.index("cluster") if "cluster" in asked.by else None
     unknown = frozenset(at for at, key in enumerate(keys) if place is not None and key[place] not in known.clusters)
     return Explored(
-        found_ms, *span, table.like(keys), covered, earlier.like(keys), before, known.coverage, chart, unknown
-    )
+        found_ms, *span, table.like(keys), covered, earlier.like(keys), before, known.coverage, chart, unknown,
+        known.days,
+    )  # fmt: skip
 
 
 def _chart(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Final
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
@@ -26,7 +26,7 @@ from accountant.billing.queue_waits import WaitRow, queue_waits
 from accountant.billing.usage_pricing import charges
 from accountant.core import periods
 from accountant.core.claim_overlap import Span
-from accountant.core.periods import Month
+from accountant.core.periods import Days, Month
 from accountant.ledger.protocols import GpuHealth, Moment
 from accountant.ledger.usage import HELD, Where
 from accountant.prices.price_book import PriceBook
@@ -35,7 +35,7 @@ from accountant.reports.html_page import ChartColumn
 from accountant.reports.report_breakdowns import BY_JOB
 from accountant.reports.savings_hints import Hint
 from accountant.web import explore_table, home, month_and_decision_pages, page_queries
-from accountant.web.explore_page import figure_text
+from accountant.web.explore_page import changed, figure_text
 from accountant.web.explore_table import FIGURES, Question, Row
 from accountant.web.list_bar import group_address, group_link, title
 from accountant.wire.dimensions import OF_GPUS, OF_TIME
@@ -83,6 +83,7 @@ class Group:
     """The figures of a month so far, and of the same part of the month before.
 
     values: the value, and of a queue those below it.
+    span_before, by_day: the span of comparison, and how it is compared (`periods.compared_span`).
     total, before: None if nothing is known of the span.
     whole_us: what all holders held; None if the reader may see only some teams.
     dearest, idlest, best: jobs, from the first.
@@ -92,6 +93,7 @@ class Group:
     values: tuple[str, ...]
     span: Span
     span_before: Span
+    by_day: Days | None
     total: Row | None
     before: Row | None
     whole_us: int | None
@@ -128,21 +130,35 @@ def group_page(request: Request, params: Annotated[GroupParams, Query()], deps: 
     following = month.next if month.next.span(tz)[0] < at else None
     # The filter and the span of the figures, so that what the page leads to has equal ones.
     where = {f"where.{params.by}": found.values, "start": f"{month}-01", "timezone": timezone}
-    where |= {"end": f"{following}-01"} if following else {}
+    where |= {"end": f"{following}-01" if following else periods.utc(found.span[1])}
     told = _health(deps, params.value) if params.by == "gpu" and principal.teams is None else None
     return month_and_decision_pages.page(
         request, "/explore", "group.html", deps, found=found, month=month, following=following,
         dimension=title(params.by), shown=_named(params.by, params.value), currency=currency,
         heads=[FIGURES[name] for name in ("allocated", "busy", "allocated_idle", "utilisation", "cost")],
         text=lambda column, row: figure_text(column, row, currency),
+        before_short=figure_formatting.compared_short(*found.span_before, found.by_day, tz),
+        changed=lambda column: changed(column, found.total, found.before, found.by_day),
         costs=_cost_chart(found, currency) if currency is not None else "", uses=_use_chart(found),
         as_of_ms=answer.as_of_ms, of_month=lambda other: group_address(params.by, params.value, str(other)),
         explore="/explore?" + urlencode({**where, "by": "job" if params.by != "job" else "pod"}, True, ":"),
         api=[(name, f"/v1/{name}?" + urlencode({**where, "by": "day"}, True, ":")) for name in ("usage", "cost")],
         known_before=figure_formatting.records_begin(*month.previous.span(tz), deps.ledger.status().extent[0], tz),
+        related=_related(deps, params, month),
         linked=group_link, told=told, errors=node_list.errors_of(told or ()), needs=node_list.needs_of(told or ()),
         deserved=any(day.deserved for day in found.days),
     )  # fmt: skip
+
+
+def _related(deps: Deps, params: GroupParams, month: Month) -> list[tuple[str, str]]:
+    """Address and title of the other pages of a team or a queue: what it pays, and what it is due."""
+    if params.by == "team" and params.value:
+        bill = f"/team/{quote(params.value, safe='')}?month={month}"
+        return [
+            (bill, "Month of the team: bill and jobs"),
+            *month_and_decision_pages.pages_of_queues(deps, team=params.value),
+        ]
+    return month_and_decision_pages.pages_of_queues(deps, queue=params.value) if params.by == "queue" else []
 
 
 def _health(deps: Deps, gpu: str) -> tuple[GpuHealth, ...]:
@@ -200,7 +216,8 @@ class GroupQuestion:
 def figures(moment: Moment, book: PriceBook | None, asked: GroupQuestion, found_ms: int) -> Group:
     """The figures of a value in a month."""
     by, value, teams, timezone = asked.by, asked.value, asked.teams, asked.timezone
-    span, before = asked.span, periods.span_before(*asked.span, periods.zone(timezone))
+    span = asked.span
+    before, by_day = periods.compared_span(*span, moment.status().extent, periods.zone(timezone))
     policies = moment.status().policies(*span)
     values = _queues(policies, value) if by == "queue" else (value,)
     where: dict[Dimension, Collection[str]] = {} if teams is None else {"team": sorted(teams)}
@@ -227,6 +244,7 @@ def figures(moment: Moment, book: PriceBook | None, asked: GroupQuestion, found_
         values=values,
         span=span,
         span_before=before,
+        by_day=by_day,
         total=totals[0],
         before=totals[1],
         whole_us=None
@@ -373,7 +391,7 @@ def _cost_chart(found: Group, currency: str) -> str:
         columns.append(
             ChartColumn(day.name, day.name, "\n".join(told), [("a-busy", float(day.cost or 0))], day.unknown)
         )
-    levels = [float(day.cost_before or 0) for day in found.days] if found.before is not None else None
+    levels = [None if day.cost_before is None else float(day.cost_before) for day in found.days]
     return html_page.stacked("explored", columns, f"Cost by day, {currency}",
                              "The line is the same day of the month before.", levels)  # fmt: skip
 
@@ -401,8 +419,11 @@ def _use_chart(found: Group) -> str:
                 day.unknown,
             )
         )
-    levels = [day.deserved if deserved else (day.held_before or 0) / US_PER_HOUR for day in found.days]
+    levels = [
+        day.deserved if deserved else None if day.held_before is None else day.held_before / US_PER_HOUR
+        for day in found.days
+    ]
     line = "what the queue deserves" if deserved else "the same day of the month before"
     return html_page.stacked("explored", columns, "GPU-hours held by day",
                              f"Parts from below: busy, idle, use unknown. The line is {line}.",
-                             levels if deserved or found.before is not None else None)  # fmt: skip
+                             levels)  # fmt: skip

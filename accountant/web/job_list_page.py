@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Final, get_args
 
 from fastapi import APIRouter, Query, Request, Response
@@ -22,6 +23,7 @@ from accountant.core.record_age import is_old
 from accountant.exports.protocol import file_name
 from accountant.ledger.usage import Where
 from accountant.reports import figure_formatting
+from accountant.reports.figure_formatting import Relative
 from accountant.web import month_and_decision_pages, page_queries, page_rows, saved_views
 from accountant.web.list_bar import Bar, OrderedListParams, check_columns
 from accountant.web.list_files import (
@@ -129,7 +131,7 @@ COLUMNS: Final[Mapping[JobOrder, JobColumn]] = {
     "unknown": JobColumn("Use unknown", (_account("allocated_unknown"),)),
     "cost": JobColumn("Cost", (JobField("cost", "money", lambda job: job.cost), _UNPRICED)),
     "unpriced": JobColumn("Unpriced", (_UNPRICED,)),
-    "burn": JobColumn("Cost an hour now", (JobField("burn_per_hour", "money", lambda job: job.burn_per_hour),)),
+    "burn": JobColumn("Cost per hour now", (JobField("burn_per_hour", "money", lambda job: job.burn_per_hour),)),
     "gpu_model": JobColumn("GPU model", (_names("gpu_models"),)),
     "pods": JobColumn("Pods", (JobField("pods", "integer", lambda job: job.pods),)),
     "created": JobColumn("Created", (JobField("created", "instant", lambda job: job.created_ms),)),
@@ -170,7 +172,7 @@ def _where(params: JobListParams, bar: Bar, deps: Deps, principal: Principal) ->
     """The filters of a request, with the teams that the caller may see. Raises Refusal."""
     where = {**params.where, **team_filter(principal, params.where_team)}
     check_teams(deps, principal, params.where_team)
-    for span in with_span_before(bar.span, compare=params.compare):
+    for span in with_span_before(bar.span, deps.ledger.status().extent, compare=params.compare):
         check_cost(deps.ledger, deps.settings.limits, span, JOBS_WIDTH, params.where_cluster)
     return where
 
@@ -193,13 +195,14 @@ def jobs_page(request: Request, params: AskedJobs, deps: AppDeps, principal: Rea
     first_ms, newest_ms = deps.ledger.status().extent
     book, earlier = deps.book(), answer.value.before
     currency = book.currency if book is not None else None
+    relative = figure_formatting.by_days(earlier.days if earlier else None)
     return month_and_decision_pages.page(
         request, "/jobs", "jobs.html", deps, bar=bar, titles=bar.titles, named=named, jobs=jobs, state=params.state,
         shown=paged(jobs.shown, params.page, JOBS_A_PAGE, bar.page_url, jobs.count, skipped),
         currency=currency, utilisation=page_rows.utilisation, before=earlier,
-        change=change_of, compared_columns=COMPARED,
-        total_changes=total_changes(jobs, currency),
-        before_text="" if earlier is None else figure_formatting.span_of(earlier.start_ms, earlier.end_ms, zone),
+        change=partial(change_of, relative=relative), compared_columns=COMPARED,
+        total_changes=total_changes(jobs, currency, relative),
+        before_text=page_queries.before_text(earlier, zone),
         as_of_ms=answer.as_of_ms, months=month_steps(bar), span_zone=zone, columns=COLUMNS, texts=TEXTS,
         span_text=figure_formatting.span_of(span.start_ms, until_ms, zone),
         waiting_unknown=deps.waiting_unknown(params.where_cluster),
@@ -207,7 +210,8 @@ def jobs_page(request: Request, params: AskedJobs, deps: AppDeps, principal: Rea
         states=list(STATES), kinds=get_args(JobKind),
         idle_now=bar.url(**{**dict.fromkeys(bar.own), **page_queries.IDLE_NOW}, end=None, search=None),
         order=ListOrder(bar.url, params.order, JOB_ORDERS.ascending.__contains__),
-        api=bar.url("/v1/jobs", columns=None, sort=str(params.order)), **saved_views.of(request, deps, principal),
+        api=bar.url("/v1/jobs", columns=None, sort=str(params.order), **bar.fixed),
+        **saved_views.of(request, deps, principal),
         note=params.note(span.start_ms, deps.clock.wall_ms(), span.timezone, deps.newest_ms(), deps.silence_note()),
     )  # fmt: skip
 
@@ -286,14 +290,18 @@ def file_rows(
     ], rows  # fmt: skip
 
 
-def change_of(name: JobOrder, job: Job, currency: str | None) -> str:
+def change_of(
+    name: JobOrder, job: Job, currency: str | None, relative: Relative = figure_formatting.relative_of
+) -> str:
     """The figure of a column of `COMPARED` in the span before, and the change since."""
-    return against(COMPARED[name], job, job.then, currency)
+    return against(COMPARED[name], job, job.then, currency, relative)
 
 
-def total_changes(jobs: page_rows.Jobs, currency: str | None) -> Mapping[str, str]:
+def total_changes(
+    jobs: page_rows.Jobs, currency: str | None, relative: Relative = figure_formatting.relative_of
+) -> Mapping[str, str]:
     """The totals of the span before, and their changes since."""
-    was, relative = jobs.before, figure_formatting.relative_of
+    was = jobs.before
     if was is None:
         return dict.fromkeys(("gpu_hours", "idle", "cost"), f"before {figure_formatting.NOTHING}")
     texts = {

@@ -28,6 +28,7 @@ from accountant.wire.list_order import ListOrder
 from accountant.wire.option_types import JOB_ORDERS, NODE_ORDERS, Order, Orders
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Dimension, is_label, label_dimension, label_of
+from gputally.base.instants import is_duration
 from gputally.base.near_names import nearest, shown
 from gputally.base.units import MS_PER_SECOND
 
@@ -224,6 +225,18 @@ class Bar:
         """What the metadata of a file say about the span, of which nothing is told after now."""
         start_ms, end_ms, timezone = self.span
         return {"start": utc(start_ms), "end": utc(min(end_ms, self.now_ms)), "timezone": timezone}
+
+    @property
+    def fixed(self) -> dict[str, str | None]:
+        """The edges of the span in force as instants: the address of what is shown now."""
+        start_ms, end_ms, _ = self.span
+        return {"start": utc(start_ms), "end": utc(min(end_ms, self.now_ms))}
+
+    @property
+    def moves(self) -> bool:
+        """Whether the address of this view shows another span later."""
+        start, end = self.params.start, self.params.end
+        return start is None or end is None or is_duration(start) or self.span.end_ms > self.now_ms
 
     @property
     def span_identity(self) -> tuple[int, int | None]:

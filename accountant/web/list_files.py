@@ -14,6 +14,7 @@ from fastapi import Request, Response
 from accountant.core import periods
 from accountant.exports.protocol import CSV
 from accountant.reports import figure_formatting
+from accountant.reports.figure_formatting import Relative
 from gputally.base.money import plain
 from gputally.base.number_format import NOTHING, number
 from gputally.base.untrusted_text import for_cell
@@ -27,7 +28,13 @@ FileFormat = Literal["csv", "parquet"]
 Row = TypeVar("Row")
 
 
-def against(field: ListField[Row], now: Row, then: Row | None, currency: str | None) -> str:
+def against(
+    field: ListField[Row],
+    now: Row,
+    then: Row | None,
+    currency: str | None,
+    relative: Relative = figure_formatting.relative_of,
+) -> str:
     """A figure of the span before and the change since, for people: `before 12.0, +25.0 %`."""
     if then is None:
         return f"before {NOTHING}"
@@ -41,7 +48,7 @@ def against(field: ListField[Row], now: Row, then: Row | None, currency: str | N
         text = figure_formatting.money(was, currency)
     else:
         text = NOTHING if was is None else number(was, 1)
-    return f"before {text}, {figure_formatting.relative_of(*amounts)}"
+    return f"before {text}, {relative(*amounts)}"
 
 
 def before(field: ListField[Row], then: Callable[[Row], Row | None]) -> ListField[Row]:

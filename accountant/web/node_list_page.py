@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Final
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
@@ -20,6 +22,7 @@ from accountant.core import periods
 from accountant.exports.protocol import file_name
 from accountant.ledger.usage import EarlierSpan
 from accountant.reports import figure_formatting, node_list
+from accountant.reports.figure_formatting import Relative
 from accountant.reports.node_list import Machine, NodeChoice
 from accountant.web import month_and_decision_pages, page_queries, saved_views
 from accountant.web.job_list_page import month_steps, named, span_names
@@ -117,10 +120,10 @@ USUAL: Final[tuple[str, ...]] = (
 )  # fmt: skip
 
 
-def change_of(name: NodeOrder, node: Machine) -> str:
+def change_of(name: NodeOrder, node: Machine, relative: Relative = figure_formatting.relative_of) -> str:
     """The figure of a column in the span before, and the change since; "" for a column that has none."""
     part = COLUMNS[name].part
-    return against(part, node, node.then, None) if part is not None and COLUMNS[name].is_compared else ""
+    return against(part, node, node.then, None, relative) if part is not None and COLUMNS[name].is_compared else ""
 
 
 def _then(node: Machine) -> Machine | None:
@@ -156,7 +159,7 @@ def bar_of(path: str, params: NodeListParams, deps: Deps, more: Mapping[str, tup
 def _checked(params: NodeListParams, deps: Deps, principal: Principal) -> Bar:
     require_all_teams(principal)
     bar = bar_of("/nodes", params, deps)
-    for span in with_span_before(bar.span, compare=params.compare):
+    for span in with_span_before(bar.span, deps.ledger.status().extent, compare=params.compare):
         check_cost(deps.ledger, deps.settings.limits, span, NODES_WIDTH, params.where_cluster)
     return bar
 
@@ -171,19 +174,24 @@ def nodes_page(request: Request, params: AskedNodes, deps: AppDeps, principal: R
     nodes, earlier = node_list.chosen(answer.value.nodes, params.choice), answer.value.before
     page = paged(nodes, params.page, NODES_A_PAGE, bar.page_url)
     outages = sorted(((node, down) for node in nodes for down in node.outages), key=lambda one: -one[1].start_ms)
-    zone = periods.zone(span.timezone)
+    zone, relative = periods.zone(span.timezone), figure_formatting.by_days(earlier.days if earlier else None)
     return month_and_decision_pages.page(
         request, "/nodes", "nodes.html", deps, bar=bar, titles=bar.titles, named=named, nodes=page.rows, shown=page,
-        totals=totals_of(nodes), compared_with=earlier, change=change_of,
+        totals=totals_of(nodes), compared_with=earlier, change=partial(change_of, relative=relative),
         totals_before=totals_before(nodes, earlier),
-        before_text="" if earlier is None else figure_formatting.span_of(earlier.start_ms, earlier.end_ms, zone),
-        relative=figure_formatting.relative_of, gpus=sum(node.gpus for node in nodes),
+        before_text=page_queries.before_text(earlier, zone),
+        relative=relative, gpus=sum(node.gpus for node in nodes),
         as_of_ms=answer.as_of_ms, is_silent=lambda node: node.is_silent(now),
         months=month_steps(bar), columns=COLUMNS, texts=NODE_ORDERS.ascending, span_zone=zone,
         span_text=figure_formatting.span_of(span.start_ms, span.until(now), zone),
         order=ListOrder(bar.url, params.order, NODE_ORDERS.ascending.__contains__),
+        lost=sorted((node for node in nodes if node.lost_us), key=lambda node: -node.lost_us)[:MOST_OUTAGES],
+        gpus_of=lambda node: "/explore?" + urlencode({
+            **bar.fixed, "timezone": bar.span.timezone, "by": "gpu", "where.cluster": node.cluster,
+            "where.node": node.name, "sort": "down:desc", "measure": "down", "columns": "capacity,down",
+        }, safe=":,"),
         outages=outages[:MOST_OUTAGES], more_outages=max(0, len(outages) - MOST_OUTAGES),
-        api=bar.url("/v1/nodes", columns=None), **saved_views.of(request, deps, principal),
+        api=bar.url("/v1/nodes", columns=None, **bar.fixed), **saved_views.of(request, deps, principal),
     )  # fmt: skip
 
 

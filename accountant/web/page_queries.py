@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
+from zoneinfo import ZoneInfo
 
 from accountant.api.answer_cache import CachedAnswer
 from accountant.api.dependencies import Deps
@@ -182,9 +183,7 @@ class ListSpan:
         first = periods.span_before(self.start_ms, until, zone)[0] - MS_PER_HOUR if self.compared else self.start_ms
         with deps.ledger.moment(first, until) as moment:
             within = self.within(moment, at_ms)
-            before = periods.span_before(*within, zone)
-            earlier = EarlierSpan.of(before, moment.usage(before, ("cluster",))) if self.compared else None
-            yield moment, within, earlier
+            yield moment, within, EarlierSpan.of(within, moment, zone) if self.compared else None
 
     @classmethod
     def of(cls, params: SpanParams, deps: Deps, *, compared: bool = False) -> ListSpan:
@@ -273,6 +272,13 @@ def machines(
             return ListedNodes(node_list.machines(moment, *within, where or None, span.timezone, before), before)
 
     return deps.answers.ask(("machines", span, _filters(where), books(deps)), compute)
+
+
+def before_text(earlier: EarlierSpan | None, zone: ZoneInfo) -> str:
+    """What a list is compared with; "" if with nothing."""
+    if earlier is None:
+        return ""
+    return figure_formatting.compared_text(earlier.start_ms, earlier.end_ms, earlier.days, zone)
 
 
 def recent_nodes(deps: Deps) -> ListSpan:
@@ -429,10 +435,9 @@ def explored(
     def compute() -> Explored:
         at = deps.clock.wall_ms()
         span, *before = spans()
-        earlier = before[0][:2] if before else None
         with deps.ledger.moment(min(one.start_ms for one in (span, *before)), span.end_ms) as moment:
             return explore_table.explore(
-                moment, deps.book(), span[:2], earlier, asked, at, most_series, figure_formatting.name
+                moment, deps.book(), span[:2], asked, at, most_series, figure_formatting.name, compare=bool(before)
             )
 
     span, *before = spans()

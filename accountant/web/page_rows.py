@@ -136,6 +136,7 @@ class Jobs:
     """Jobs in one state, or in any.
 
     shown: some of the `count` jobs, one after the other in the order of the list.
+    held: how many of them held a GPU in the span; the others waited, or ended without one.
     total: the sum of the known costs.
     unpriced: whether the cost of a job is unknown.
     burn_per_hour: the sum of their costs an hour; None if one is unknown.
@@ -149,6 +150,7 @@ class Jobs:
     unpriced: bool
     before: Jobs | None = None
     burn_per_hour: Decimal | None = None
+    held: int = 0
 
 
 NO_JOBS = Jobs((), 0, 0, 0, Decimal(0), unpriced=False, burn_per_hour=Decimal(0))
@@ -179,6 +181,7 @@ def _jobs(figures: Sequence[JobFigures], shown: tuple[Job, ...]) -> Jobs:
     return Jobs(
         shown=shown,
         count=len(figures),
+        held=sum(1 for one in figures if one.allocated_us),
         allocated_us=sum(one.allocated_us for one in figures),
         idle_us=sum(one.idle_us for one in figures),
         total=exact_sum(costs),

@@ -293,12 +293,16 @@ class JobUse(Model):
 
 
 class SpanBefore(Model):
-    """The span before, with which a list is compared. coverage: as `UsageAnswer.coverage`; if it is None or 0, nothing
-    is known of that span."""
+    """The span before, with which a list is compared, or the part of it that has records. coverage: as
+    `UsageAnswer.coverage`; if it is None or 0, nothing is known of that span.
+
+    compared_ms: if it is a part, the length of the list's span up to the newest record. Compare then by day: each sum
+        divided by the length of its own time."""
 
     start_ms: int
     end_ms: int
     coverage: float | None
+    compared_ms: int | None = None
 
 
 class Job(Model):
@@ -369,6 +373,7 @@ class JobsAnswer(Model):
     """One page of the jobs of a span.
 
     count: number of jobs, over all pages; None if none is known and nobody reads which jobs wait (`note` says why).
+    held_count: how many of them held a GPU in the span, as reports count jobs; the others waited, or ended without one.
     total_cost: exact sum of the jobs' costs, over all pages; None if any is unknown.
     total_burn_per_hour: the sum of their `burn_per_hour`, over all pages; None if any is unknown.
     before: the span before, if the list is compared with it; it then has the jobs of both spans."""
@@ -382,6 +387,7 @@ class JobsAnswer(Model):
     total_gpu_us: int
     total_cost: Exact | None
     total_burn_per_hour: Exact | None = None
+    held_count: int = 0
     before: JobsBefore | None = Field(default=None, exclude_if=is_empty)
     next_page: str | None = None
     note: str = ""

@@ -161,8 +161,8 @@ QUESTIONS = {
         "cost", {"by": "label:project"}, {"label:project": "chat", "cost": "228"}, lead=True,
     ),
     "cost an hour": Question(
-        "What does my job cost an hour?", ("Jobs", "Job/live"), ("6.00 an hour now",),
-        ("jobs", "live"), ("now", "1.0 GPUs", "6.00 USD an hour"),
+        "What does my job cost an hour?", ("Jobs", "Job/live"), ("6.00 per hour now",),
+        ("jobs", "live"), ("now", "1.0 GPUs", "6.00 USD per hour"),
         "jobs", {"search": "Job/live"}, {"job": "prod/vision/Job/live", "cost_an_hour": "6"},
     ),
     "above": Question(

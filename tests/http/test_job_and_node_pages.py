@@ -79,7 +79,7 @@ def test_the_list_leads_to_the_job_and_the_job_adds_up(client):
 @pytest.mark.parametrize(("client", "price"), [("0", "0.00"), ("0.000000001", "0.000000001")], indirect=["client"])
 def test_who_holds_a_gpu_that_costs_nothing_holds_it(client, price):
     text = " ".join(read(client.get(f"/job/{JOB.id}").text).texts)
-    assert "0.00 an hour now" in text
+    assert "0.00 per hour now" in text
     assert "1 GPUs now" in text or "1.0 GPUs now" in text
     assert "holds nothing" not in text
     assert price in text
@@ -168,7 +168,7 @@ def test_the_overview_says_who_waits_and_what_an_hour_costs(client):
     page = read(client.get("/").text)
     text = " ".join(page.texts)
     assert "Nobody waits for a GPU" not in text
-    assert "Cost of an hour" in text
+    assert "Cost per hour" in text
     assert "2.40" in text, "one GPU, held for the whole quarter"
     (job,) = {value for tag, name, value in page.attributes if tag == "a" and name == "href" and "/job/" in value}
     assert client.get(job).status_code == 200

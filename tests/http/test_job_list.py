@@ -10,7 +10,7 @@ from decimal import Decimal
 from html import unescape
 from pathlib import Path
 from typing import Any, get_args
-from urllib.parse import quote, unquote
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import pyarrow.parquet as pq
 import pytest
@@ -371,7 +371,7 @@ def test_the_command_has_the_jobs_columns_and_file_of_a_view(
     assert run(*options, "--output", "parquet") == client.get(f"/jobs.parquet?{query}").content
     compared = run("--start", "5h", "--compare").decode()
     assert re.search(r"nlp/Notebook/explore .*4\.0 → 0\.0, −100\.0 %", compared), compared
-    assert re.search(r"3 jobs .*9\.0 → 5\.0, −44\.4 %", compared)
+    assert re.search(r"3 jobs, .* 9\.0 → 5\.0, −44\.4 %", compared)
     (row,) = csv.DictReader(
         io.StringIO(run("--start", "5h", "--compare", "--search", "expl", "--output", "csv").decode())
     )
@@ -411,6 +411,30 @@ def test_a_list_is_compared_with_the_span_before(client: TestClient) -> None:
     assert "before 18.00, −44.4 %" in page[page.index("<tfoot>") :], "the total"
     running = client.get(f"/v1/jobs?{view}&state=running").json()
     assert running["before"]["total_gpu_us"] == 5 * US_PER_HOUR, "of the jobs that are listed"
+
+
+def test_the_list_says_how_many_of_its_jobs_held_a_gpu(client: TestClient) -> None:
+    """A report counts those alone."""
+    answer = client.get("/v1/jobs?start=12h").json()
+    held = [job for job in answer["jobs"] if any(job["accounts_gpu_us"].values())]
+    assert answer["held_count"] == len(held) < answer["count"]
+    page = client.get("/jobs?start=12h", headers=PAGE).text
+    assert f"{len(held)} held a GPU" in page
+
+
+@pytest.mark.parametrize("path", ["/jobs", "/nodes", "/explore"])
+def test_links_to_files_and_the_api_stay_while_time_passes(client: TestClient, path: str) -> None:
+    page = client.get(f"{path}?start=5h", headers=PAGE).text
+    assert "moves with time" in page
+    links = [unescape(link) for link in re.findall(r'href="([^"]*)"', page)]
+    kept = [link for link in links if link.startswith(("/v1/", f"{path}.csv", f"{path}.parquet"))]
+    assert len(kept) > 2
+    for link in kept:
+        query = dict(parse_qsl(urlsplit(link).query))
+        assert query["start"].endswith("Z"), link
+        assert query["end"].endswith("Z"), link
+    (fixed,) = re.findall(r'href="([^"]*)">The address of this span', page)
+    assert "moves with time" not in client.get(unescape(fixed), headers=PAGE).text
 
 
 def test_a_list_is_compared_with_nothing_if_nothing_is_known_of_the_span_before(client: TestClient) -> None:

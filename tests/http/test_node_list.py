@@ -68,7 +68,7 @@ def listed(client: TestClient, query: str) -> list[str]:
     """The nodes of the page, in their order."""
     answer = client.get(f"/nodes?{query}", headers=PAGE)
     assert answer.status_code == 200, answer.text
-    return re.findall(r'href="/node/prod/([^"]+)"', answer.text.partition("Nodes that were down")[0])
+    return re.findall(r'href="/node/prod/([^"]+)"', answer.text.partition("Nodes and GPUs that were down")[0])
 
 
 @pytest.mark.parametrize(
