@@ -165,6 +165,8 @@ def figures(ledger: Moment, book: PriceBook | None, at_ms: int, now: Span, timez
     ]
     changes.sort(key=lambda one: (-abs(one.gpu_us - one.before_us), one.team))
     day_before, day = (added(line.accounts_gpu_us for line in part) for part in parts[1:])
+    # A day of which records begin in the midst is not compared with a whole one.
+    both = day_before.is_known and day.is_known and ledger.status().extent[0] <= day_before_ms
     policies = ledger.status().policies(at_ms - 1, at_ms)
     month = Month.of(at_ms - 1, periods.zone(timezone))
     series, nodes = _cells(ledger, now, timezone)
@@ -172,7 +174,7 @@ def figures(ledger: Moment, book: PriceBook | None, at_ms: int, now: Span, timez
         end_ms=at_ms,
         day=day,
         month=added(line.accounts_gpu_us for part in parts for line in part),
-        changes=tuple(changes[:MOST_CHANGES]) if day_before.is_known and day.is_known else None,
+        changes=tuple(changes[:MOST_CHANGES]) if both else None,
         costs=_costs(ledger, book, (since_ms, at_ms), timezone) if book is not None else None,
         currency=book.currency if book is not None else None,
         budgets=tuple(states(ledger, book, policies[-1].policy, month, at_ms, timezone)) if policies else (),
