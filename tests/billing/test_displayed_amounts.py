@@ -233,7 +233,7 @@ def test_a_column_of_the_chart_has_the_amounts_of_a_table_by_time_and_adds_up_to
 ) -> None:
     ledger = ListLedger(spans)
     asked = Question(by, {}, "UTC", "cost", "day")  # type: ignore[arg-type]
-    found = explore_table.explore(ledger, BOOK, SPAN, None, asked, 0, 4, str)
+    found = explore_table.explore(ledger, BOOK, SPAN, asked, 0, 4, str, compare=False)
     chart = found.chart
     assert chart.dimension is not None
     table = amounts_of(ledger, "day")
