@@ -12,7 +12,7 @@ The same moment, price book and span give the same report."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final
@@ -72,8 +72,8 @@ CANDIDATES = 25
 """Jobs per scope whose hourly peaks are read: those that left the most GPU time idle."""
 _AT_ONCE = 1_000
 """Jobs whose hourly peaks are read together; a month of them takes about ten MiB."""
-_ROW_BYTES = 150
-"""Approximate size of a job or of a row of held time, in bytes."""
+_ROW_BYTES, _CANDIDATE_BYTES = 150, 1_000
+"""Approximate size of a job or of a row of held time, and of a candidate's row, in bytes."""
 _BY_TEAM: tuple[Dimension, ...] = ("team",)
 _TEAM_AND_USER: Final = [BY_JOB.index("team"), BY_JOB.index("user")]
 
@@ -141,8 +141,8 @@ class Readings:
     by_user: amounts by team and user.
     epochs: the epochs of jobs that ended in the span, for each of `scopes`, or for the first ones (MOST_EPOCH_JOBS).
     booked: the bookkeeping of the month.
-    peaks: hourly maxima of the jobs that left the most GPU time idle in each of `scopes` (team names; None: the whole
-        cluster).
+    candidates: the jobs that left the most GPU time idle in each of `scopes` (team names; None: the whole cluster).
+    peaks: hourly maxima of the candidates.
     everyone: all teams of the ledger at present."""
 
     start_ms: int
@@ -170,6 +170,7 @@ class Readings:
     by_user: Sequence[Part] = ()
     booked: MonthBooks = NO_BOOKS
     scopes: frozenset[str | None] = field(default=frozenset())
+    candidates: Mapping[str | None, Sequence[JobRow]] = field(default_factory=dict)
     peaks: dict[JobName, Peak] = field(default_factory=dict)
     everyone: frozenset[str] = frozenset()
 
@@ -179,8 +180,10 @@ class Readings:
 
     @property
     def nbytes(self) -> int:
-        """Approximate memory in bytes. It counts only the jobs and their rows of held time, which are most of it."""
-        return sum(_ROW_BYTES * (len(jobs.job) + len(jobs.names)) for jobs in (self.jobs, self.jobs_before))
+        """Approximate memory in bytes. It counts only the jobs, their rows of held time and the candidates, which are
+        most of it."""
+        jobs = sum(_ROW_BYTES * (len(jobs.job) + len(jobs.names)) for jobs in (self.jobs, self.jobs_before))
+        return jobs + _CANDIDATE_BYTES * sum(map(len, self.candidates.values()))
 
     @property
     def tz(self) -> ZoneInfo:
@@ -217,6 +220,7 @@ def read_data(
     earlier, by_job_before = billed_tables(ledger, book_before, *before_ms, (_BY_TEAM, BY_JOB), timezone)
     jobs = BilledJobs.of(by_job)
     teams = frozenset((None, *jobs.teams) if scopes is None else scopes)
+    candidates = {team: jobs.ranked(team).wasteful(CANDIDATES) for team in teams}
     policies = tuple(ledger.status().policies(start_ms, end_ms))
     by_day = budget_forecast.grouping(version.policy for version in policies[-1:])
     spans = ModelSpans.of(policies, start_ms, end_ms)
@@ -252,7 +256,8 @@ def read_data(
         by_user=[one for part in parts for one in part.by_user] or _of_users(billed, by_job, book),
         booked=booked,
         scopes=teams,
-        peaks=_peaks(ledger, jobs, teams, start_ms, end_ms, timezone),
+        candidates=candidates,
+        peaks=_peaks(ledger, candidates.values(), start_ms, end_ms, timezone),
         everyone=ledger.status().teams,
     )
 
@@ -304,15 +309,10 @@ def _epochs(
 
 
 def _peaks(
-    ledger: Moment,
-    jobs: BilledJobs,
-    scopes: Collection[str | None],
-    start_ms: int,
-    end_ms: int,
-    timezone: str,
+    ledger: Moment, candidates: Iterable[Sequence[JobRow]], start_ms: int, end_ms: int, timezone: str
 ) -> dict[JobName, Peak]:
     """The peaks of the candidates of every scope."""
-    names = sorted({(row.namespace, row.job) for team in scopes for row in jobs.ranked(team).wasteful(CANDIDATES)})
+    names = sorted({(row.namespace, row.job) for rows in candidates for row in rows})
     peaks: dict[JobName, Peak] = {}
     for first in range(0, len(names), _AT_ONCE):
         some = frozenset(names[first : first + _AT_ONCE])
@@ -526,7 +526,7 @@ def made_of(
     jobs = found.jobs.ranked(team)
     jobs_before = found.jobs_before.ranked(team).count if before else 0
     users = report_breakdowns.with_amounts(jobs.users(), (one for one in found.by_user if team in (None, one.team)))
-    candidates = jobs.wasteful(CANDIDATES)
+    candidates = found.candidates.get(team, ())
     days, since_ms = found.by_day, found.since_ms
     by_day = found.days if before else None
     of_queues = quotas(policies, found.of_quotas, start_ms, end_ms, tz, since_ms)
