@@ -82,7 +82,7 @@ def fetch(url: str) -> tuple[int, bytes]:
 def masked(text: str, url: str) -> str:
     """Return the text without what differs from run to run: the port, the checkout, the run time, and the note that a
     slow answer came from the cache."""
-    text = re.sub(r'<span class="chip"><i></i>as of [^<]*; refreshed every [^<]*</span>', "", text)
+    text = re.sub(r'<span class="chip"><i></i>(the month as of|as of [^<]*; refreshed every) [^<]*</span>', "", text)
     text = re.sub(r'("\w*seconds": )[0-9.]+', r"\1SECONDS", text)
     text = re.sub(r'("digest":")[0-9a-f]{64}', r"\1DIGEST", text)  # of acts, which name the checkout
     text = re.sub(r'(name="form_token" value=")[0-9a-f]*', r"\1SECRET", text)
