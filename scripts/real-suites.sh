@@ -4,9 +4,9 @@
 # $BIN: the environment's programs. $REAL, $THOROUGH: pytest's options of each suite. $@: further options of both.
 set -u
 
-# A property with many examples is no hang: each may take half an hour in what the other suite leaves.
+# A property with many examples is no hang: each may take an hour in what the other suite leaves.
 report=$(mktemp)
-GPUTALLY_THOROUGH=1 nice -n 10 "$BIN/pytest" -m "(thorough or hypothesis) and not real" --timeout 1800 $THOROUGH "$@" >"$report" 2>&1 &
+GPUTALLY_THOROUGH=1 nice -n 5 "$BIN/pytest" -m "(thorough or hypothesis) and not real" --timeout 3600 $THOROUGH "$@" >"$report" 2>&1 &
 beside=$!
 trap 'kill $beside 2>/dev/null; rm -f "$report"' EXIT
 trap 'exit 130' INT TERM

@@ -17,7 +17,7 @@ from tests.fairshare.web.controller_pages import Answer, Stage, stage
 from tests.fake_scheduler import fake_scheduler as fake_scheduler
 from tests.hypothesis_examples import examples
 
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900), pytest.mark.usefixtures("fake_scheduler")]
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(3600), pytest.mark.usefixtures("fake_scheduler")]
 
 VALUES = tuple(
     dict.fromkeys(

@@ -18,7 +18,7 @@ from tests.attacks.edges import mutations
 from tests.fairshare.builders import node_object, pod_object
 from tests.hypothesis_examples import examples
 
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(autouse=True)
