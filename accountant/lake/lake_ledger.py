@@ -636,8 +636,8 @@ class LakeLedger:
         raise self._not_published("what is dated in the future")
 
     def views(self, owner: str) -> tuple[SavedView, ...]:  # noqa: ARG002
-        """Always empty, because saved views are not published."""
-        return ()
+        """Always raises UnsupportedQuestion, because saved views are not published."""
+        raise self._not_published("saved views")
 
     def save_view(self, owner: str, view: SavedView, now_ms: int) -> None:  # noqa: ARG002
         """Always raises UnsupportedQuestion, because a lake is only read."""

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from accountant.api.access_control import admit, check_form
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.query_parameters import invalid
+from accountant.core.errors import UnsupportedQuestion
 from accountant.ledger.protocols import SavedView
 from accountant.web import month_and_decision_pages
 from accountant.web.list_bar import present_address
@@ -23,10 +24,13 @@ router = APIRouter(include_in_schema=False)
 
 
 def of(request: Request, deps: Deps, principal: Principal) -> dict[str, Any]:
-    """The saved views of the caller, and whether the page may save one, as the template `_bar.html` needs them."""
-    person = month_and_decision_pages.takes_forms(request, deps)
-    views = [SavedView(one.name, present_address(one.address)) for one in deps.ledger.views(principal.name)]
-    return {"views": views, "may_save": deps.picker() is None and person}
+    """The saved views of the caller, and whether the page may save one, as the template `_bar.html` needs them; neither
+    for a ledger that keeps none."""
+    try:
+        views = [SavedView(one.name, present_address(one.address)) for one in deps.ledger.views(principal.name)]
+    except UnsupportedQuestion:
+        return {"views": (), "may_save": False}
+    return {"views": views, "may_save": month_and_decision_pages.takes_forms(request, deps)}
 
 
 @router.post("/views")

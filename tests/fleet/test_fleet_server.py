@@ -183,6 +183,7 @@ def test_a_ledger_whose_name_has_characters_of_addresses_and_of_html_has_its_pag
             answer = client.get(page, headers={"Accept": "text/html"})
             assert answer.status_code == 200, page
             assert "<x9>" not in answer.text
+            assert "Saved views" not in answer.text, "a lake keeps none"
             links = re.findall(r'href="(/clusters/[^"#]+)', answer.text)
             assert links
             for link in links:

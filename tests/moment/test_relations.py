@@ -61,6 +61,7 @@ NOT_KEPT: Mapping[str, Cannot] = {
         "missing records": (lambda one: one.holes(), "missing"),
         "what is misdated": (lambda one: one.misdated(SPAN[1]), "future"),
         "an imbalance": (lambda one: one.imbalance(*SPAN), "rows"),
+        "saved views": (lambda one: one.views("ada"), "saved views"),  # type: ignore[attr-defined]
     },
     "memory": {
         "holds": (lambda one: one.holds([SPAN], of=[JOB]), "held"),
