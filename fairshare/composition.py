@@ -176,8 +176,6 @@ def run(settings: ControllerSettings, stop: threading.Event) -> None:
             clock,
             clusters=clusters,
             status_object=status if settings.status_namespace else None,
-            interval_s=settings.interval,
-            reload=partial(reload, file, settings),
             observe=observe,
             pods=pods.pods,
             unseen=reflector.behind if settings.watch_pods else lambda: None,
@@ -193,7 +191,12 @@ def run(settings: ControllerSettings, stop: threading.Event) -> None:
         events.info("serving", url=url, accountant=settings.url, policy=str(settings.policy))
         stack.callback(over.set)
         stack.enter_context(_ending_calls(stop))
-        controller.run(stop, lambda: cycles.guarded(_failure_logger("cycle")))
+        controller.run(
+            stop,
+            lambda: cycles.guarded(_failure_logger("cycle")),
+            interval_s=settings.interval,
+            reload=partial(reload, file, settings),
+        )
     events.info("stopping")
 
 

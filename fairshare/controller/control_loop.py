@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 import structlog
@@ -120,6 +120,15 @@ class _Basis:
         return self.usage.window if self.hold is None else None
 
 
+@dataclass(slots=True)
+class _Decided:
+    """What one cycle has decided so far."""
+
+    decisions: list[Decision]
+    targets: list[TargetReport] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+
 class Controller:
     """Writes the weight that follows from a queue's history to every target, and runs preemption."""
 
@@ -135,8 +144,6 @@ class Controller:
         unseen: Callable[[], str | None] = lambda: None,
         unreadable: Callable[[], Sequence[str]] = tuple,
         status_object: StatusObject | None = None,
-        interval_s: float = 60.0,
-        reload: Callable[[], Policy | None] | None = None,
         observe: Callable[[CycleReport], None] | None = None,
         silent: bool = False,
         term: Callable[[], Term | None] = lambda: ALONE,
@@ -156,8 +163,6 @@ class Controller:
         unseen: returns the reason why `pods` may lack some pods; None if it lacks none.
         unreadable: returns the pods that cannot be read, each with the reason.
         status_object: the ConfigMap for conditions and state; None: conditions are only in reports and events.
-        interval_s: how long `run` waits between two cycles.
-        reload: called before every cycle of `run`; returns a new policy or None. Raises FileFault for a faulty one.
         observe: called with every report, in the controller's thread.
         silent: send nothing to the accountant or the cluster about policy, conditions and decisions.
         term: returns the term in which this instance leads; None for a standby, which only reads and decides.
@@ -182,8 +187,6 @@ class Controller:
         self._unseen = unseen
         self._unreadable = unreadable
         self._status_object = status_object
-        self._interval_s = interval_s
-        self._reload = reload
         self._observe = observe
         self._silent = silent
         self._term = term
@@ -211,24 +214,30 @@ class Controller:
         """The latest report."""
         return self._last
 
-    def run(self, stop: threading.Event, guard: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+    def run(
+        self,
+        stop: threading.Event,
+        guard: Callable[[], AbstractContextManager[None]] = nullcontext,
+        *,
+        interval_s: float = 60.0,
+        reload: Callable[[], Policy | None] = lambda: None,
+    ) -> None:
         """Run a cycle every `interval_s` until `stop` is set. A running cycle is finished.
 
-        guard: a context manager around each cycle. It can keep the cycle's exceptions from ending the controller."""
+        guard: a context manager around each cycle. It can keep the cycle's exceptions from ending the controller.
+        reload: called before every cycle; returns a new policy or None. Raises FileFault for a faulty one."""
         while not stop.is_set():
             with guard():
-                self._reload_policy()
+                self._reload_policy(reload)
                 self.cycle()
-            if self._clock.wait(self._interval_s, stop):
+            if self._clock.wait(interval_s, stop):
                 break
 
-    def _reload_policy(self) -> None:
+    def _reload_policy(self, reload: Callable[[], Policy | None]) -> None:
         """Load a new policy if there is one. A faulty one leaves the old one in force, and a condition reports it until
         it is corrected."""
-        if self._reload is None:
-            return
         try:
-            new = self._reload()
+            new = reload()
         except FileFault as fault:
             text = f"the policy in force stays, version {self._policy.version()}: {join_texts(fault.faults, most=3)}"
             self._policy_refused = Condition("PolicyRead", "False", "PolicyRefused", text)
@@ -251,79 +260,102 @@ class Controller:
         took_over = term is not None and term == self._taken_over
         silent = self._silent or not took_over
         basis = self._gather(now_ms, version, announce=not silent, state_known=term is None or took_over)
-        usage, hold, nodes, placing = basis.usage, basis.hold, basis.nodes, basis.placing
-        targets: list[TargetReport] = []
-        decisions: list[Decision] = []
-        events: list[Event] = []
-        if usage.change is not None:
-            decisions.append(policy_decision(usage.change.before, usage.change.after, now_ms))
-        if hold is not None and (
-            self._last is None or self._last.hold is None or self._last.hold.reason != hold.reason
-        ):
-            decisions.append(hold_decision(hold, version, now_ms))
+        decided = _Decided(self._news(basis, version))
         for adapter in adapters():
-            if not has_ref(self._policy, *adapter.prefixes):
-                continue
-            target = TargetReport(adapter.name, adapter.mode(self._policy))
-            try:
-                finished = FinishedPreemptions() if silent else self._finish_preemptions(adapter.name, now_ms, leading)
-                events += finished.events
-                target, target_events = self._target(adapter, basis, version, leading)
-                target = _with_unfinished(target, finished)
-                events += target_events
-                if basis.window is not None:
-                    decisions += weight_decisions(target, self._recorder.news(target), version, now_ms)
-                    target, preemption_decisions = self._preempt(target, basis, leading, finished.keys)
-                    decisions += preemption_decisions
-                    events += target.preemption.events if target.preemption is not None else ()
-            except PluginFault as error:
-                target = _degraded(target, error.reason, str(error))
-            except Exception as error:  # noqa: BLE001 - a defect at one target stops no other
-                structlog.get_logger("fairshare").exception("target_failed", target=adapter.name)
-                target = _failed(target, error)
-            targets.append(target)
-        policy_conditions = () if self._policy_refused is None else (self._policy_refused,)
-        pods_conditions = self._pods_left_out()
+            if has_ref(self._policy, *adapter.prefixes):
+                self._decide(adapter, basis, version, leading, decided, silent=silent)
+        report = self._report(basis, version, decided, leading=term is not None)
+        self._tell(report, version, leading, silent=silent)
+        report = replace(report, duration_ms=self._clock.monotonic_ms() - started)
+        self._last = report
+        if self._observe is not None:
+            self._observe(report)
+        return report
+
+    def _news(self, basis: _Basis, version: str) -> list[Decision]:
+        """Return the records of a new policy and of a hold that the cycle before did not have."""
+        decisions = []
+        if basis.usage.change is not None:
+            decisions.append(policy_decision(basis.usage.change.before, basis.usage.change.after, basis.now_ms))
+        before = self._last.hold if self._last is not None else None
+        if basis.hold is not None and (before is None or before.reason != basis.hold.reason):
+            decisions.append(hold_decision(basis.hold, version, basis.now_ms))
+        return decisions
+
+    def _decide(
+        self,
+        adapter: Adapter,
+        basis: _Basis,
+        version: str,
+        leading: Callable[[], bool],
+        decided: _Decided,
+        *,
+        silent: bool,
+    ) -> None:
+        """Add what is decided at one target: its weights, then preemption. A defect there stops no other target."""
+        target = TargetReport(adapter.name, adapter.mode(self._policy))
+        try:
+            finished = FinishedPreemptions()
+            if not silent:
+                finished = self._finish_preemptions(adapter.name, basis.now_ms, leading)
+            decided.events += finished.events
+            target, events = self._target(adapter, basis, version, leading)
+            target = _with_unfinished(target, finished)
+            decided.events += events
+            if basis.window is not None:
+                news = self._recorder.news(target)
+                decided.decisions += weight_decisions(target, news, version, basis.now_ms)
+                target, preempted = self._preempt(target, basis, leading, finished.keys)
+                decided.decisions += preempted
+                decided.events += target.preemption.events if target.preemption is not None else ()
+        except PluginFault as error:
+            target = _degraded(target, error.reason, str(error))
+        except Exception as error:  # noqa: BLE001 - a defect at one target stops no other
+            structlog.get_logger("fairshare").exception("target_failed", target=adapter.name)
+            target = _failed(target, error)
+        decided.targets.append(target)
+
+    def _report(self, basis: _Basis, version: str, decided: _Decided, *, leading: bool) -> CycleReport:
+        """Return the report of a cycle, with events for the conditions that changed."""
+        nodes, placing = basis.nodes, basis.placing
         gpus = gpus_by_node(placing)
         report = CycleReport(
-            at_ms=now_ms,
+            at_ms=basis.now_ms,
             duration_ms=0,
             policy_version=version,
-            window=usage.window,
-            hold=hold,
+            window=basis.usage.window,
+            hold=basis.hold,
             conditions=(
-                freshness_condition(hold),
-                *policy_conditions,
-                *pods_conditions,
+                freshness_condition(basis.hold),
+                *(() if self._policy_refused is None else (self._policy_refused,)),
+                *self._pods_left_out(),
                 *nodes.conditions,
                 *self._recorder.conditions(),
             ),
-            targets=tuple(targets),
-            decisions=tuple(decisions),
+            targets=tuple(decided.targets),
+            decisions=tuple(decided.decisions),
             gpus_by_node=gpus,
-            leading=term is not None,
+            leading=leading,
             free_by_node=free_by_node(gpus, self._counted_pods(nodes.parts)),
             model_by_node=ModelMap.of(self._policy, placing, {}).of_node if self._policy.gpu_models else {},
             parts=nodes.parts,
         )
-        report = replace(report, events=(*events, *self._recorder.condition_events(self._last, report)))
+        return replace(report, events=(*decided.events, *self._recorder.condition_events(self._last, report)))
+
+    def _tell(self, report: CycleReport, version: str, leading: Callable[[], bool], *, silent: bool) -> None:
+        """Publish the report and the state for the next cycle, and deliver the decisions to the accountant."""
         if not silent:
-            memory = {target.target: self._memory.get(target.target, {}) for target in targets}
+            memory = {target.target: self._memory.get(target.target, {}) for target in report.targets}
             state = status_config_map.remember(memory, version)
             state |= self._preemptions.state()
             # A replica that lost the Lease meanwhile would overwrite the new leader's state.
             if self._recorder.publish(report, state if leading() else None):
                 self._preemptions.published()
         if not self._silent:
-            own = [] if silent else decisions
-            taken = self._recorder.deliver([*self._posts(), *own], accountant_away=usage.window is None)
+            own = () if silent else report.decisions
+            taken = self._recorder.deliver([*self._posts(), *own], accountant_away=report.window is None)
             if taken and not silent:
                 self._preemptions.delivered()
-        report = replace(report, duration_ms=self._clock.monotonic_ms() - started)
-        self._last = report
-        if self._observe is not None:
-            self._observe(report)
-        return report
 
     def _gather(self, now_ms: int, version: str, *, announce: bool, state_known: bool) -> _Basis:
         """Read usage and nodes. announce: send the policy to the accountant. state_known: as `_take_over` returns."""

@@ -222,8 +222,8 @@ def test_run_cycles_until_told_with_each_new_policy(three: MemoryCluster, accoun
         if len(reports) == 3:
             stop.set()
 
-    controller = controller_of(old, three, interval_s=30, reload=lambda: policies.pop(0), observe=observe)
-    controller.run(stop)
+    controller = controller_of(old, three, observe=observe)
+    controller.run(stop, interval_s=30, reload=lambda: policies.pop(0))
     assert [report.policy_version for report in reports] == [each.version() for each in (old, new, new)]
     assert [report.at_ms - reports[0].at_ms for report in reports] == [0, 30_000, 60_000]
     assert controller.last is reports[-1]
@@ -445,7 +445,7 @@ def test_a_refused_policy_is_said_until_it_is_mended(
         if not answers:
             stop.set()
 
-    controller_of(good, cluster, status_object=HERE, reload=reload, observe=observe).run(stop)
+    controller_of(good, cluster, status_object=HERE, observe=observe).run(stop, reload=reload)
     refused, clean = (good.version(), {"PolicyRefused"}, True), (good.version(), set(), False)
     assert seen == [clean, refused, refused, (new.version(), set(), False)]
     (event,) = [event for event in cluster.events if event.reason == "PolicyRefused"]

@@ -247,7 +247,7 @@ def test_a_mounted_policy_is_read_again_once_swapped(tmp_path: Path, accountant:
     def changed() -> Any:
         return file.current if file.renew() else None
 
-    controller_of(file.current, cluster, reload=changed, observe=observe).run(stop)
+    controller_of(file.current, cluster, observe=observe).run(stop, reload=changed)
     versions = [policy.version() for policy in accountant.policies]
     assert [version for version, _ in seen] == [versions[0], *[versions[1]] * 7]
     assert (seen[0][1], seen[-1][1]) == (1, 3)
@@ -418,10 +418,9 @@ def test_a_cycle_with_a_defect_is_not_the_last(accountant: Any, controller_of: M
     def observe(_: object) -> None:
         health.beat()
 
-    controller = controller_of(
-        policy_of(), cluster_of([queue_object(name) for name in "abc"]), observe=observe, reload=reload, pods=pods
-    )
-    controller.run(stop, lambda: task.guarded(told.append))
+    queues = cluster_of([queue_object(name) for name in "abc"])
+    controller = controller_of(policy_of(), queues, observe=observe, pods=pods)
+    controller.run(stop, lambda: task.guarded(told.append), reload=reload)
     assert seen[0] == ("the first cycle has not ended yet", 0)
     assert seen[1:3] == [("cycle failed: see the log for the reason", 1)] * 2
     assert seen[3] == (None, 0), "the third cycle did its work"

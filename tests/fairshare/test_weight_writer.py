@@ -144,7 +144,7 @@ def test_a_new_policy_takes_the_momentum_along(
         observe(controller_of(after, cluster, status_object=WHERE).cycle())
     else:
         policies = iter([None, after])
-        controller_of(before, cluster, status_object=WHERE, observe=observe, reload=lambda: next(policies)).run(stop)
+        controller_of(before, cluster, status_object=WHERE, observe=observe).run(stop, reload=lambda: next(policies))
     first, second = told
     assert second.policy_version == after.version()
     assert not first.targets[0].memory
@@ -290,10 +290,10 @@ def test_a_queue_let_go_is_said_and_given_back(either_of: Make, accountant: Acco
     cluster: Cluster = either_of([queue_object(name) for name in "abc"])
     accountant.spend(a=0.8, b=0.1, c=0.1)
     policies = [policy_of()]
-    controller = controller_of(policies[0], cluster, reload=lambda: policies[-1], status_object=StatusObject())
+    controller = controller_of(policies[0], cluster, status_object=StatusObject())
     controller.cycle()
     policies.append(policy_of([{"name": name, "refs": (f"fake:{name}",)} for name in "bc"]))
-    controller._reload_policy()
+    controller._reload_policy(lambda: policies[-1])
     report = controller.later()
     mapped = condition(report.targets[0], "Mapped")
     assert (mapped.status, mapped.reason, mapped.message) == ("False", "WeightsLeftBehind", SAYS)
