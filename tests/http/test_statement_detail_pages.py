@@ -27,6 +27,8 @@ from tests.http.conftest import (
 )
 from tests.http.page_parser import EVIL, read
 from tests.price_books import price_book_text
+from tests.seams.site import book, hours_of, site
+from tests.seams.small_month import at
 from tests.usage_records import batch, interval, pod_facts, pod_holder
 
 DAY_MS = 86_400_000
@@ -198,3 +200,15 @@ def test_the_amount_of_a_figure_has_its_currency(billed, account):
     page = billed.get(f"/month/2026-11/lines?account={account}").text
     value = re.search(r'<h2>The figure</h2><p class="value">(.*?)</p>', page)[1]
     assert re.sub("<[^>]*>", "", value).startswith(("USD ", "EUR ", "\u2013", "unpriced")), value
+
+
+def test_the_things_that_the_page_does_not_show_are_one_row_of_their_own_time_and_amount(tmp_path):
+    """204 GPUs for an hour at 2.47, of which the page shows 200."""
+    with site(tmp_path, VirtualClock(at(1)), prices=book("id: h, model: H100, price: 2.47")) as found:
+        for node in "abcd":
+            gpus = [f"GPU-{node}{number:02}" for number in range(51)]
+            found.send([row for gpu in gpus for row in hours_of(gpu, at(0), 1, "vision/train", 1)], node=node)
+        page = found.client.get("/month/2026-10/lines?by=gpu", headers=PAGE).text
+    ((more, cells),) = re.findall(r"<tr><th[^>]*>(\d+) more(.*?)</tr>", page, re.DOTALL)
+    hours, _, amount = (re.sub(r"<.*?>", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", cells, re.DOTALL))
+    assert (more, number(hours), amount) == ("4", 4, "9.88")

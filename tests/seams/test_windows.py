@@ -30,14 +30,14 @@ OF_NODE = {"n1": ("A", H100, "left"), "n2": ("B", A100, "right")}
 MINUTE_US = MINUTE_MS * 1_000
 
 
-def report(of: Site, minutes: range, node: str = "") -> None:
+def report(of: Site, minutes: range, node: str = "", busy_us: int | None = MINUTE_US // 2) -> None:
     """Report minutes of both nodes, or of one. Each is half busy."""
     for name, (gpu, model, queue) in OF_NODE.items():
         if node in ("", name):
             holder = pod_holder(queue, "ns", uid_of(f"ns/{queue}"))
             rows = [
                 interval(
-                    at(0) + minute * MINUTE_MS, gpu, holder, span_ms=MINUTE_MS, gpu_model=model, busy_us=MINUTE_US // 2
+                    at(0) + minute * MINUTE_MS, gpu, holder, span_ms=MINUTE_MS, gpu_model=model, busy_us=busy_us
                 )
                 for minute in minutes
             ]  # fmt: skip
@@ -47,7 +47,7 @@ def report(of: Site, minutes: range, node: str = "") -> None:
 
 def usage(of: Site, **query: Any) -> dict[str, float]:
     """Return the usage by queue in minutes, or in thousandths of money."""
-    found = of.get("/v1/windows", size="40m", at=str(at(1)), min_coverage="0", **query)
+    found = of.get("/v1/windows", **{"size": "40m", "at": str(at(1)), "min_coverage": "0", **query})
     unit = 1_000_000 if query.get("measure") == "cost" else MINUTE_US
     return {queue: number / unit for queue, number in found["usage"].items()}
 
@@ -80,6 +80,39 @@ def test_a_window_grows_with_each_batch_by_the_weight_of_its_minutes(tmp_path: P
                 answer = usage(found, **query)
                 shown = [answer.get(queue, 0) for queue in ("left", "right")]
                 assert shown == [count * weight for count, weight in zip(counts, weights, strict=True)], query
+
+
+@pytest.mark.parametrize(
+    ("begin", "minutes"), [(5.5, 10), (10, 4), (12.25, 1.5)], ids=["cuts minutes", "is in the newest quarter", "both"]
+)
+def test_a_window_has_what_lies_between_its_edges(tmp_path: Path, begin: float, minutes: float) -> None:
+    """Fourteen minutes are known, and the window may end later."""
+    known = min(begin + minutes, 14) - begin
+    given: dict[str, Any] = {"prices": PRICES, "inventory": INVENTORY, "policy": POLICY}
+    with site(tmp_path, VirtualClock(at(1)), **given) as found:
+        report(found, range(14))
+        span = {"size": f"{round(minutes * 60)}s", "at": str(at((begin + minutes) / 60))}
+        for query, (left, right) in [*QUESTIONS, ({"measure": "cost"}, (2_000 / 60, 1_000 / 60))]:
+            answer = usage(found, **span, **query)
+            shown = [answer.get(queue, 0) for queue in ("left", "right")]
+            assert shown == pytest.approx([known * left, known * right], rel=1e-6), query
+
+
+def test_held_time_of_unknown_use_is_allocated_and_nobody_knows_how_much_of_it_was_busy(tmp_path: Path) -> None:
+    """Also where it comes after a question, and where an edge cuts its minute."""
+    with site(tmp_path, VirtualClock(at(1)), inventory=INVENTORY, policy=POLICY) as found:
+        report(found, range(20, 60), "n2")
+        report(found, range(20, 55), "n1")
+        assert usage(found) == {"left": 35, "right": 40}
+        report(found, range(55, 60), "n1", busy_us=None)
+        assert usage(found) == {"left": 40, "right": 40}
+        assert usage(found, measure="busy") == {"left": 17.5, "right": 20}
+        window = {"size": "40m", "at": str(at(1)), "min_coverage": "0"}
+        assert found.get("/v1/windows", **window)["coverage"] == 1
+        assert found.get("/v1/windows", measure="busy", **window)["coverage"] == 75 / 80
+        cut = {"size": "10m", "at": str(at(59.5 / 60))}
+        assert usage(found, **cut) == {"left": 10, "right": 10}
+        assert usage(found, measure="busy", **cut) == {"left": 2.75, "right": 5}
 
 
 def test_a_window_by_cost_has_the_cost_of_its_minutes_after_each_batch(tmp_path: Path) -> None:

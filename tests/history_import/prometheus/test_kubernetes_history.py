@@ -20,7 +20,7 @@ from accountant.histories.prometheus.exporter_series import (
 )
 from accountant.histories.prometheus.pod_history import histories
 from accountant.history_import.gpu_assignment import TimeGrid, rows
-from accountant.history_import.import_run import Chunk
+from accountant.history_import.protocol import Chunk
 from accountant.storage.write.batch_admission import fact_fault
 from gputally.base.prometheus_api import Prometheus
 from gputally.base.untrusted_text import is_name

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 from accountant.histories.slurm.job_history import SlurmHistory
 from accountant.histories.slurm.job_records import OF_HISTORY, Fault, offers, read
 from accountant.history_import.gpu_assignment import rows
-from accountant.history_import.import_run import Chunk
+from accountant.history_import.protocol import Chunk
 from gputally.base.units import US_PER_HOUR
 
 COLUMNS = (

@@ -24,7 +24,8 @@ from accountant.histories.slurm.job_records import (
     read,
 )
 from accountant.history_import.gpu_assignment import rows
-from accountant.history_import.import_run import Chunk, epoch
+from accountant.history_import.import_run import epoch
+from accountant.history_import.protocol import Chunk
 from accountant.storage.duckdb_ledger import open_ledger
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
