@@ -21,6 +21,7 @@ from accountant.cli.connection_options import Printed, ZonedLedger
 from accountant.history_import.protocol import (
     SEAM,
     CannotImport,
+    Chunk,
     Fault,
     HistoryPlugin,
     HolderNames,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from accountant.history_import.gpu_assignment import NodeHistory
-    from accountant.history_import.import_run import Chunk, ImportTarget, Summary
+    from accountant.history_import.import_run import ImportTarget, Summary
 
 
 T = TypeVar("T")

@@ -31,7 +31,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from accountant.core.claim_overlap import Span, cut, intersect, subtract, union
 from accountant.history_import.gpu_assignment import NodeHistory, imported_time, rows
-from accountant.history_import.protocol import HISTORY_NAME, known_limits, known_records
+from accountant.history_import.protocol import HISTORY_NAME, Chunk, known_limits, known_records
 from accountant.inventory.pod_facts import is_job_number
 from accountant.ledger.journal import Act, ActKind
 from accountant.ledger.protocols import ImportSpan
@@ -78,15 +78,6 @@ def source_of(epoch_of: str) -> str:
 def first_seq(chunk_ms: int) -> int:
     """The number of the first record of a chunk."""
     return chunk_ms // MS_PER_MINUTE * _PER_MINUTE + 1
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A span that is queried, sent and recorded as a unit. epoch: the epoch of its outboxes."""
-
-    epoch: str
-    start_ms: int
-    end_ms: int
 
 
 def chunks(

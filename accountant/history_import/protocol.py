@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from accountant.core.claim_overlap import Span
     from accountant.history_import.gpu_assignment import NodeHistory
-    from accountant.history_import.import_run import Chunk
     from agent.wire import PodFacts
 
 SEAM: Final = "gputally.histories"
@@ -42,6 +41,15 @@ class Fault:
 
     place: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A span that is queried, sent and recorded as a unit. epoch: the epoch of its outboxes."""
+
+    epoch: str
+    start_ms: int
+    end_ms: int
 
 
 @dataclass(frozen=True, slots=True)

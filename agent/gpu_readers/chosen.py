@@ -199,23 +199,16 @@ def open_readers(text: str, surroundings: Surroundings) -> GpuReaders:
         if plugin is None:
             from agent.gpu_readers.guard import guarded
 
-            chosen[name] = guarded(name, place, surroundings)
+            reader = guarded(name, place, surroundings)
+            chosen[name] = ChosenReader(name, reader, reader.fills)
         else:
-            chosen[name] = ChosenReader(name, opened(plugin, place, surroundings), plugin.fills)
+            chosen[name] = ChosenReader(name, plugin.opened(place, surroundings), plugin.fills)
     if not any(not one.fills for one in chosen.values()):
         from gputally.base.plugins import usable
 
         listing = sorted(name for name, one in usable(SEAM, GpuReaderPlugin).items() if not one.fills)
         raise SettingsError(f"gpu_readers: name a reader that lists GPUs; installed: {', '.join(listing) or 'none'}")
     return GpuReaders(tuple(chosen.values()), surroundings.clock)
-
-
-def opened(plugin: GpuReaderPlugin, place: str, surroundings: Surroundings) -> GpuReader:
-    """Open a reader. Raises SettingsError if it needs a place and has none, or the other way round."""
-    if bool(place) != bool(plugin.place):
-        wanted = f"{plugin.name}=PLACE, {plugin.place}" if plugin.place else plugin.name
-        raise SettingsError(f"gpu_readers: expected {wanted}")
-    return plugin.open(place, surroundings)
 
 
 def own(name: str) -> GpuReaderPlugin | None:

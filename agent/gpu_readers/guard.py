@@ -14,7 +14,6 @@ import msgspec
 from agent.core.guarded_calls import MOST_READING_S, MOST_TEXT, GuardedCalls
 from agent.core.readings import DeviceReading, Unavailable
 from agent.core.settings import SettingsError
-from agent.gpu_readers.chosen import ChosenReader, opened
 from agent.gpu_readers.protocol import SEAM, GpuReader, GpuReaderPlugin, GpuReadings, Surroundings
 from gputally.base.errors import AgentError
 from gputally.base.plugins import BrokenPlugin, NoPlugin, named
@@ -30,19 +29,19 @@ class WrongReading(AgentError):
     """A reader returned something that is no reading."""
 
 
-def guarded(name: str, place: str, surroundings: Surroundings) -> ChosenReader:
+def guarded(name: str, place: str, surroundings: Surroundings) -> GuardedReader:
     """Load and open a reader of another package. If that fails, its readings say why.
 
     Raises SettingsError if no reader has this name, or if its place is wrong."""
     try:
         plugin = named(SEAM, GpuReaderPlugin, name)
     except BrokenPlugin as error:
-        return ChosenReader(name, GuardedReader(name, _raises(error), fills=False))
+        return GuardedReader(name, _raises(error), fills=False)
     except NoPlugin as error:
         raise SettingsError(f"gpu_readers: {error}") from error
-    guard = GuardedReader(name, lambda: opened(plugin, place, surroundings), fills=plugin.fills)
+    guard = GuardedReader(name, lambda: plugin.opened(place, surroundings), fills=plugin.fills)
     guard.open()
-    return ChosenReader(name, guard, plugin.fills)
+    return guard
 
 
 def _raises(error: Exception) -> Callable[[], GpuReader]:
@@ -59,7 +58,7 @@ class GuardedReader:
         self, name: str, open_reader: Callable[[], GpuReader], *, fills: bool, most_s: float = MOST_READING_S
     ) -> None:
         self._calls = GuardedCalls(name, open_reader, log, most_s)
-        self._fills = fills
+        self.fills = fills
         self._devices: tuple[DeviceReading, ...] = ()
         """What it listed last."""
 
@@ -74,7 +73,7 @@ class GuardedReader:
             return self._unread()
         self._calls.tell(found.failure)
         devices = found.devices
-        if found.failure and not self._fills:
+        if found.failure and not self.fills:
             listed = {device.gpu.uuid for device in devices}
             devices += tuple(unread(one, found.failure) for one in self._devices if one.gpu.uuid not in listed)
         self._devices = devices
@@ -86,7 +85,7 @@ class GuardedReader:
 
     def _unread(self) -> GpuReadings:
         failure = self._calls.failure
-        if self._fills:
+        if self.fills:
             return GpuReadings((), failure)
         return GpuReadings(tuple(unread(device, failure) for device in self._devices), failure)
 

@@ -16,6 +16,7 @@ from typing import Final, Protocol, runtime_checkable
 import msgspec
 
 from agent.core.readings import DeviceReading
+from agent.core.settings import SettingsError
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
 
@@ -116,3 +117,10 @@ class GpuReaderPlugin(msgspec.Struct, frozen=True):
     reaches: str
     page: str
     check: Callable[[], DriverCheck] | None = None
+
+    def opened(self, place: str, surroundings: Surroundings) -> GpuReader:
+        """Open the reader. Raises SettingsError if it needs a place and has none, or the other way round."""
+        if bool(place) != bool(self.place):
+            wanted = f"{self.name}=PLACE, {self.place}" if self.place else self.name
+            raise SettingsError(f"gpu_readers: expected {wanted}")
+        return self.open(place, surroundings)

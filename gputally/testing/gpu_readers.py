@@ -18,7 +18,6 @@ import pytest
 
 from agent.core.readings import DeviceReading, Unavailable
 from agent.core.settings import SettingsError
-from agent.gpu_readers.chosen import opened
 from agent.gpu_readers.guard import checked
 from agent.gpu_readers.protocol import SEAM, GpuReader, GpuReaderPlugin, GpuReadings, Surroundings
 from gputally.base.background_tasks import BackgroundTasks
@@ -97,7 +96,7 @@ class GpuReaderSuite:
         reader.close()
 
     def open(self, machine: GpuMachine) -> GpuReader:
-        return opened(self.plugin, machine.place, self.surroundings(machine.clock))
+        return self.plugin.opened(machine.place, self.surroundings(machine.clock))
 
     def surroundings(self, clock: Clock) -> Surroundings:
         return Surroundings(clock, BackgroundTasks(clock))
@@ -125,7 +124,7 @@ class GpuReaderSuite:
     def test_a_place_is_given_if_the_reader_takes_one(self, machine: GpuMachine) -> None:
         wrong = "" if self.plugin.place else "somewhere"
         with pytest.raises(SettingsError):
-            opened(self.plugin, wrong, self.surroundings(machine.clock))
+            self.plugin.opened(wrong, self.surroundings(machine.clock))
 
     def test_its_devices_are_listed_and_have_values(self, reader: GpuReader, machine: GpuMachine) -> None:
         self.read(reader, machine)

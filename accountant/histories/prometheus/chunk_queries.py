@@ -22,7 +22,7 @@ from accountant.histories.prometheus.exporter_series import (
 )
 from accountant.histories.prometheus.pod_history import histories
 from accountant.history_import.gpu_assignment import NodeHistory, TimeGrid
-from accountant.history_import.import_run import Chunk
+from accountant.history_import.protocol import Chunk
 from gputally.base.errors import AccountantError
 from gputally.base.prometheus_api import Prometheus, number
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND

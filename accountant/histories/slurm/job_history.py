@@ -41,8 +41,7 @@ from accountant.history_import.gpu_assignment import (
     pack_instances,
     place,
 )
-from accountant.history_import.import_run import Chunk
-from accountant.history_import.protocol import Fault
+from accountant.history_import.protocol import Chunk, Fault
 from agent.wire import Holder, Slice
 from gputally.base.apportionment import apportion
 from gputally.base.mig_profiles import parse_mig_profile
