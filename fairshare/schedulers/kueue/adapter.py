@@ -284,55 +284,17 @@ class KueueAdapter(Adapter):
         weighted_owner = {ref: queue for ref, queue in owner.items() if ref in weighted_refs}
         found = match([*cohorts.values(), *queues.values(), *locals_.values()], weighted_owner, _ref, "Kueue queue")
         configuration = read_configuration(seen.get(CONFIG_MAP, ()))
-        selectors = {
-            obj["metadata"]["name"]: tuple(sorted((value_at(obj, ("spec", "nodeLabels")) or {}).items()))
-            for obj in _objects(seen, FLAVORS)
-        }
-
-        def slices_of(flavor: str) -> MigSlices:
-            """Return the compute slices of the GPUs of a flavor, by the GPU model that its node labels state."""
-            return parts.selected(dict(selectors.get(flavor, ())))
-
+        pools = _Pools(queues, cohorts, _objects(seen, FLAVORS), parts)
+        slices_of = pools.slices
         by_creation = configuration is not None and configuration.by_creation
         alike = _counted_alike(read_each(workloads, lambda obj: tuple(_counts(obj, slices_of, parts)))[0])
         live, unreadable = read_each(
             workloads, lambda obj: _live(obj, slices_of, parts, alike, by_creation=by_creation)
         )
-        pools = {name: tuple(_gpu_quotas(obj, slices_of)) for name, obj in queues.items()}
-        of_cohorts = {
-            name: {(q.flavor, q.resource): q for q in _gpu_quotas(obj, slices_of)} for name, obj in cohorts.items()
-        }
-        flavors = sorted(
-            {(quota.flavor, quota.resource) for quota in chain.from_iterable(pools.values())}.union(
-                *of_cohorts.values()
-            )
-        )
-        listed = any(kind in seen for kind in WORKLOADS)
-        nodes = _quotas(queues, pools, live if listed else None, slices_of) | {
-            _pool(_title(obj), *flavor): _quota(obj, of_cohorts[name].get(flavor) or _FlavorQuota(*flavor), 0.0)
-            for name, obj in cohorts.items()
-            for flavor in flavors
-        }
-        quotas = QuotaTree(nodes)
-        models = policy.gpu_models
-        of_flavors = {
-            (flavor, resource): model_of_labels(dict(selectors.get(flavor, ())), models, flavor)
-            for flavor, resource in (flavors if models else ())
-        }
-        pool_models = {
-            _pool(title, *flavor): model
-            for title in map(_title, (*queues.values(), *cohorts.values()) if models else ())
-            for flavor, model in of_flavors.items()
-        }
+        nodes = pools.quotas(live if any(kind in seen for kind in WORKLOADS) else None)
+        quotas, pool_models = QuotaTree(nodes), pools.models(policy)
         lines = _Lines(locals_, queues, configuration, live)
-        gangs, stopped, left_out = _gangs(owner, live, locals_, queues, pools, selectors, pods, lines)
-
-        def pools_of(obj: Object) -> list[str]:
-            """Return the quotas of a queue, one per flavor and resource."""
-            if obj["kind"] == "Cohort":
-                return [_pool(_title(obj), *flavor) for flavor in flavors]
-            name = obj["metadata"]["name"] if obj["kind"] == "ClusterQueue" else obj["spec"].get("clusterQueue", "")
-            return [_pool(f"ClusterQueue {name}", each.flavor, each.resource) for each in pools.get(name, ())]
+        gangs, stopped, left_out = _gangs(owner, live, locals_, queues, pools, pods, lines)
 
         demand_of = standings_of(policy, gangs)
 
@@ -346,7 +308,7 @@ class KueueAdapter(Adapter):
             queue = target_queue(obj, kind, number, static=static, unset=UNSET)
             reserved = fsum(_reservations(obj, slices_of).values())
             demand = demand_of.get(name, Standing(reserved, reserved))
-            own = pools_of(obj)
+            own = pools.names(obj)
             most = fsum(map(quotas.maximum, own)) if own else inf
             return queue, Standing(
                 demand.requested,
@@ -360,7 +322,7 @@ class KueueAdapter(Adapter):
         weighted = {name: found.found[name] for name in known.queues}
         conditions = (
             _effective(policy, configuration, weighted, queues),
-            _in_sync(policy, owner, weighted, nodes, quotas, pools_of, stopped, pool_models),
+            _in_sync(policy, owner, weighted, nodes, quotas, pools, stopped, pool_models),
             *_by_model(policy, pool_models),
         )
         return replace(
@@ -368,9 +330,9 @@ class KueueAdapter(Adapter):
             conditions=conditions,
             gangs=gangs,
             quotas=nodes,
-            capacity=_capacity(quotas, [pools_of(obj) for obj in weighted.values()]),
+            capacity=_capacity(quotas, [pools.names(obj) for obj in weighted.values()]),
             unreadable=tuple(dict.fromkeys((*unreadable, *left_out))),
-            pools={name: tuple(pools_of(obj)) for name, obj in weighted.items()},
+            pools={name: tuple(pools.names(obj)) for name, obj in weighted.items()},
             pool_models=pool_models,
         )
 
@@ -592,28 +554,73 @@ def _gpu_quotas(obj: Object, slices_of: SlicesOf) -> Iterator[_FlavorQuota]:
                     yield _FlavorQuota(str(flavor.get("name")), name, nominal, *limits)
 
 
-def _quotas(
-    queues: Mapping[str, Object],
-    pools: Mapping[str, Sequence[_FlavorQuota]],
-    workloads: Sequence[_Live] | None,
-    slices_of: SlicesOf,
-) -> dict[str, Quota]:
-    """Return the quotas of every ClusterQueue, one per flavor and resource, by the names of `_pool`.
+class _Pools:
+    """The quotas of GPUs, which Kueue divides by pools: one for each flavor and resource of a ClusterQueue or Cohort.
 
-    pools: the quotas of each ClusterQueue.
-    workloads: None if they cannot be read; usage is then that of the ClusterQueues' statuses."""
-    used: dict[tuple[str, str, str], list[float]] = {}
-    for each in workloads or ():
-        for (flavor, resource), amount in _known_uses(each, pools.get(each.cluster_queue, ())).items():
-            used.setdefault((each.cluster_queue, flavor, resource), []).append(amount)
-    quotas: dict[str, Quota] = {}
-    for name, obj in queues.items():
-        reserved = _reservations(obj, slices_of) if workloads is None else {}
-        for quota in pools[name]:
-            key = (quota.flavor, quota.resource)
-            taken = reserved.get(key, 0.0) if workloads is None else fsum(used.get((name, *key), ()))
-            quotas[_pool(_title(obj), *key)] = _quota(obj, quota, taken)
-    return quotas
+    selectors: the node labels of each flavor.
+    of: the quotas of each ClusterQueue, in the order in which Kueue tries them."""
+
+    def __init__(
+        self,
+        queues: Mapping[str, Object],
+        cohorts: Mapping[str, Object],
+        flavors: Iterable[Object],
+        parts: MigParts,
+    ) -> None:
+        self._queues, self._cohorts, self._parts = queues, cohorts, parts
+        self.selectors = {
+            obj["metadata"]["name"]: tuple(sorted((value_at(obj, ("spec", "nodeLabels")) or {}).items()))
+            for obj in flavors
+        }
+        self.of = {name: tuple(_gpu_quotas(obj, self.slices)) for name, obj in queues.items()}
+        self._of_cohorts = {
+            name: {(quota.flavor, quota.resource): quota for quota in _gpu_quotas(obj, self.slices)}
+            for name, obj in cohorts.items()
+        }
+        of_queues = {(quota.flavor, quota.resource) for quota in chain.from_iterable(self.of.values())}
+        self._keys = sorted(of_queues.union(*self._of_cohorts.values()))
+
+    def slices(self, flavor: str) -> MigSlices:
+        """Return the compute slices of the GPUs of a flavor, by the GPU model that its node labels state."""
+        return self._parts.selected(dict(self.selectors.get(flavor, ())))
+
+    def names(self, obj: Object) -> list[str]:
+        """Return the names of a queue's pools (`_pool`). Every Cohort has all pools."""
+        if obj["kind"] == "Cohort":
+            return [_pool(_title(obj), *key) for key in self._keys]
+        name = obj["metadata"]["name"] if obj["kind"] == "ClusterQueue" else obj["spec"].get("clusterQueue", "")
+        return [_pool(f"ClusterQueue {name}", each.flavor, each.resource) for each in self.of.get(name, ())]
+
+    def models(self, policy: Policy) -> dict[str, str]:
+        """Return the GPU model of each pool; nothing without quotas by model."""
+        if not policy.gpu_models:
+            return {}
+        of_keys = {
+            key: model_of_labels(dict(self.selectors.get(key[0], ())), policy.gpu_models, key[0]) for key in self._keys
+        }
+        titles = map(_title, (*self._queues.values(), *self._cohorts.values()))
+        return {_pool(title, *key): model for title in titles for key, model in of_keys.items()}
+
+    def quotas(self, workloads: Sequence[_Live] | None) -> dict[str, Quota]:
+        """Return the quota of each pool.
+
+        workloads: None if they cannot be read; usage is then that of the ClusterQueues' statuses."""
+        used: dict[tuple[str, str, str], list[float]] = {}
+        for each in workloads or ():
+            for (flavor, resource), amount in _known_uses(each, self.of.get(each.cluster_queue, ())).items():
+                used.setdefault((each.cluster_queue, flavor, resource), []).append(amount)
+        quotas: dict[str, Quota] = {}
+        for name, obj in self._queues.items():
+            reserved = _reservations(obj, self.slices) if workloads is None else {}
+            for quota in self.of[name]:
+                key = (quota.flavor, quota.resource)
+                taken = reserved.get(key, 0.0) if workloads is None else fsum(used.get((name, *key), ()))
+                quotas[_pool(_title(obj), *key)] = _quota(obj, quota, taken)
+        return quotas | {
+            _pool(_title(obj), *key): _quota(obj, self._of_cohorts[name].get(key) or _FlavorQuota(*key), 0.0)
+            for name, obj in self._cohorts.items()
+            for key in self._keys
+        }
 
 
 def _quota(obj: Object, own: _FlavorQuota, used: float) -> Quota:
@@ -653,16 +660,12 @@ def _gangs(
     workloads: Sequence[_Live],
     locals_: Mapping[str, Object],
     queues: Mapping[str, Object],
-    pools: Mapping[str, Sequence[_FlavorQuota]],
-    selectors: Mapping[str, tuple[tuple[str, str], ...]],
+    pools: _Pools,
     pods: Sequence[Pod],
     lines: _Lines,
 ) -> tuple[tuple[Gang, ...], tuple[str, ...], tuple[str, ...]]:
     """Return the Workloads that request GPUs and are not deactivated, sentences on stopped queues, and the Workloads
     that cannot be read.
-
-    pools: the quotas of GPUs of each ClusterQueue.
-    selectors: the node labels of each flavor.
 
     A Workload that waits in a stopped queue is left out; the sentence states how many GPUs wait there."""
     members = pods_by_gang(pods)
@@ -687,7 +690,7 @@ def _gangs(
         gang = _gang(live[key], queue.name, replaced_by.get(key))
         if gang.requested <= 0:
             return None
-        gang = _with_pools(gang, live[key], cluster_queue, pools.get(cluster_queue, ()), selectors)
+        gang = _with_pools(gang, live[key], cluster_queue, pools.of.get(cluster_queue, ()), pools.selectors)
         halt = None if admitted else _halt(obj, locals_, queues.get(cluster_queue))
         if halt is not None:
             waiting_gpus[halt] = waiting_gpus.get(halt, 0.0) + gang.requested
@@ -1071,7 +1074,7 @@ def _in_sync(
     weighted: Mapping[str, Object],
     nodes: Mapping[str, Quota],
     quotas: QuotaTree,
-    pools_of: Callable[[Object], Sequence[str]],
+    pools: _Pools,
     stopped: Sequence[str],
     pool_models: Mapping[str, str],
 ) -> Condition:
@@ -1079,7 +1082,7 @@ def _in_sync(
     flavors add up to the policy's; with quotas by GPU model, those of the flavors of one model do.
 
     weighted: the object with the weight of each queue of the policy. LocalQueues have no quotas.
-    nodes, quotas: all quotas, and their trees. pools_of: returns the names of a queue's own."""
+    nodes, quotas: all quotas, and their trees."""
     differing: list[str] = []
     unknown: list[str] = []
     cohorts_below: dict[str | None, dict[str, list[str]]] = {}
@@ -1087,17 +1090,17 @@ def _in_sync(
         obj = weighted.get(queue.name)
         if obj is None or obj["kind"] == "LocalQueue":
             continue
-        pools, cohort = [pool for pool in pools_of(obj) if pool in quotas], _cohort(obj)
+        own_pools, cohort = [pool for pool in pools.names(obj) if pool in quotas], _cohort(obj)
         parent = owner.get(f"{COHORT_PREFIX}:{cohort}") if cohort else None
         pairs: list[tuple[str, object, object]] = []
-        if pools:
-            bounded = all(nodes[pool].borrows != UNLIMITED for pool in pools)
-            pairs.append(("quota", fsum(map(quotas.subtree_quota, pools)), queue.deserved))
-            limit = fsum(map(quotas.maximum, pools)) if not cohort or bounded else UNLIMITED
+        if own_pools:
+            bounded = all(nodes[pool].borrows != UNLIMITED for pool in own_pools)
+            pairs.append(("quota", fsum(map(quotas.subtree_quota, own_pools)), queue.deserved))
+            limit = fsum(map(quotas.maximum, own_pools)) if not cohort or bounded else UNLIMITED
             if cohort or queue.limit != UNLIMITED:
                 pairs.append(("limit", limit, queue.limit))
             for model, own in queue.gpu_models.items():
-                of_model = [pool for pool in pools if pool_models[pool] == model]
+                of_model = [pool for pool in own_pools if pool_models[pool] == model]
                 pairs.append((f"quota of {model}", fsum(map(quotas.subtree_quota, of_model)), own.deserved))
                 if own.limit != UNLIMITED:
                     pairs.append((f"limit of {model}", fsum(map(quotas.maximum, of_model)), own.limit))
