@@ -51,7 +51,8 @@ READERS_IN = (
 )
 _WRITES = re.compile(
     r"append|observe|record|retire|withdraw|move|put_|report_|take|set_|restore|redate|import|start|stop|warm"
-    r"|checkpoint|close|compact|fold|free|archive|backup|copy|maintain|moment|examine|quarantine|publish|forget|release"
+    r"|adopt|remove|save|checkpoint|close|compact|fold|free|archive|backup|copy|maintain|moment|examine|quarantine"
+    r"|publish|forget|release"
 )
 """Beginnings of the names of methods that write, keep or open a ledger."""
 

@@ -57,15 +57,15 @@ class Figures(NamedTuple):
 
     `plain_blind` is time in service without a known energy."""
 
-    allocated: int = 0
-    busy: int = 0
-    energy: int = 0
-    lost: int = 0
-    plain_allocated: int = 0
-    plain_unheld: int = 0
-    plain_lost: int = 0
-    plain_unknown: int = 0
-    plain_blind: int = 0
+    allocated: int
+    busy: int
+    energy: int
+    lost: int
+    plain_allocated: int
+    plain_unheld: int
+    plain_lost: int
+    plain_unknown: int
+    plain_blind: int
 
 
 def figures(cells: npt.NDArray[np.int64], weights: Sequence[float]) -> Integers:
