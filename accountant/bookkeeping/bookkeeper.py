@@ -1,63 +1,44 @@
-"""Closes and prices months, compares them with invoices and books amounts: queries the ledger, applies the rules,
-records acts in the journal.
+"""Closes, corrects and prices months: queries the ledger, applies the rules, records acts in the journal.
 
 An act is an entry of the journal, such as a close. The rules are in `month_closing` and `corrections_and_adjustments`.
-The classes here pass them the ledger's data and record the resulting acts. The statement of a closed month comes from
+`Bookkeeper` passes them the ledger's data and records the resulting acts. The statement of a closed month comes from
 its stored bytes, never from the ledger again. Corrections, adjustments and credits do not change statement lines. An
 act that changes a month or books an amount is recorded only if no act that matters to it was recorded since its author
 read the journal. Invoices, and price books for open months, can be recorded at any time.
 
-`fold_acts` derives the state from the acts. The content of these acts is encoded and decoded only in this module.
-Content that was recorded stays readable in later releases."""
+`act_contents` derives the state from the acts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import Final, Literal
 
 import structlog
-from pydantic import TypeAdapter
 
-from accountant.billing.charge import Charge
-from accountant.billing.cost_allocation import bills, statement, unused_commitments
-from accountant.billing.statements import (
-    Adjustment,
-    BookedItems,
-    Closing,
-    Correction,
-    Statement,
-    as_text,
-    canonical,
-    for_teams,
-    from_canonical,
+from accountant.billing.cost_allocation import statement
+from accountant.billing.statements import BookedItems, Closing, Correction, Statement, as_text, for_teams
+from accountant.bookkeeping.act_contents import (
+    ENTRIES,
+    booked_by,
+    closed_statement,
+    closing_act,
+    corrections_act,
+    draft_of,
+    fold_acts,
 )
 from accountant.bookkeeping.corrections_and_adjustments import (
-    CreditLine,
-    NewAdjustment,
-    NodeSpan,
     Proposal,
-    booked,
     chosen_proposal,
-    credit_lines,
     differences,
     of_month,
     proposal,
-    refuse_equal,
-    refuse_twice,
     repriced_refusals,
 )
-from accountant.bookkeeping.invoice_reconciliation import (
-    Invoice,
-    KeptInvoice,
-    Reconciliation,
-    TrueUp,
-    reconcile,
-    true_up,
-    trued_up,
-)
+from accountant.bookkeeping.invoice_reconciliation import Invoice
+from accountant.bookkeeping.invoices_and_credits import Credits, Invoices
 from accountant.bookkeeping.month_changes import (
     DraftAmounts,
     MonthChanges,
@@ -82,12 +63,11 @@ from accountant.bookkeeping.month_closing import (
     refuse_out_of_order,
     refuse_reopening,
     refuse_unless_acknowledged,
-    statement_hash,
     waiting_elsewhere,
 )
 from accountant.bookkeeping.price_book_versions import BookVersion, ComposedPriceBook, PriceBooks
 from accountant.core.periods import Month, local_date, zone
-from accountant.ledger.journal import Act, ActKind, NewAct, record, retry_when_books_moved
+from accountant.ledger.journal import NewAct, record
 from accountant.ledger.protocols import MOST_QUARANTINED, Ledger, Moment, Quarantined
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import IDLE, UNASSIGNED
@@ -95,293 +75,6 @@ from gputally.base.clock import Clock
 from gputally.base.instants import midnight_ms
 from gputally.base.near_names import nearest, shown
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
-
-
-class _Books:
-    """What `Invoices` and `Credits` have in common.
-
-    timezone: the time zone of the months.
-    books: returns the state after all acts."""
-
-    def __init__(
-        self, ledger: Ledger, prices: PriceBooks, clock: Clock, timezone: str, books: Callable[[], ClosedMonths]
-    ) -> None:
-        self._ledger = ledger
-        self._prices = prices
-        self._clock = clock
-        self._timezone = timezone
-        self._zone = zone(timezone)
-        self._books = books
-
-
-class Invoices(_Books):
-    """Compares invoices with months, stores them, and derives prices from them."""
-
-    def reconcile(self, month: Month, invoice: Invoice) -> Reconciliation:
-        """Compares the invoice with the month's bills from the present records.
-
-        Raises CannotClose without a price book, if the invoice is in another currency, or if nothing of the month is
-        metered: what its bills were is unknown then, not 0."""
-        book = self._of(month).book
-        billed = self._bills(month, book)
-        if all(charge.account in ("unmetered", "unused_commitment") for charge in billed):
-            raise CannotClose(
-                f"nothing of {month} is metered, so its bills are unknown and cannot be compared with an invoice: "
-                "choose a month with records"
-            )
-        return reconcile(str(month), invoice, billed, book.currency)
-
-    def newest(self, month: Month) -> KeptInvoice | None:
-        """The newest stored invoice of that month; None if there is none."""
-        with self._ledger.moment() as moment:
-            acts = moment.acts("invoiced", subject=str(month))
-        if not acts:
-            return None
-        return KeptInvoice(act=acts[-1].number, invoice=Invoice.model_validate_json(acts[-1].content))
-
-    def keep(self, month: Month, invoice: Invoice, who: str, reason: str) -> None:
-        """Stores the invoice, unless it equals the newest stored one. Raises CannotClose as `reconcile` does."""
-        self.reconcile(month, invoice)
-        known = self.newest(month)
-        if known is None or known.invoice != invoice:
-            record(self._ledger, [self.act(month, invoice, who, reason)], None)
-
-    def act(self, month: Month, invoice: Invoice, who: str, reason: str) -> NewAct:
-        """The act that stores the invoice."""
-        return NewAct(self._clock.wall_ms(), "invoiced", str(month), who, reason, invoice.model_dump_json())
-
-    def true_up(self, month: Month, invoice: Invoice) -> tuple[ComposedPriceBook, ComposedPriceBook]:
-        """The price book of the month and the price book in force after a true-up with the invoice. Raises
-        CannotClose.
-
-        For an open month, both are the same."""
-        self.reconcile(month, invoice)  # raises if the invoice is refused
-        own = self._of(month)
-        new = true_up(invoice, self._bills(month, own.book), str(month))
-        latest = self._prices.latest
-        assert latest is not None, "the month has a book"
-        in_force = self.composed(latest.base, _with(self.standing(), new))
-        if self._books().of(str(month)) is None:
-            return in_force, in_force
-        return self.composed(own.base, _with(own.true_ups, new)), in_force
-
-    def standing(self, without: Month | None = None) -> list[TrueUp]:
-        """The true-ups that apply to the price book in force: those of months that are not published. without: a month
-        whose true-up is left out."""
-        latest, books = self._prices.latest, self._books()
-        applying = []
-        for one in latest.true_ups if latest is not None else ():
-            closed = books.of(one.month)
-            if one.month != str(without) and (closed is None or not closed.published):
-                applying.append(one)
-        return applying
-
-    def composed(self, base: PriceBook, true_ups: Iterable[TrueUp]) -> ComposedPriceBook:
-        """The price book with these true-ups. Raises CannotClose if one cannot be applied."""
-        book, ordered = base, tuple(sorted(true_ups, key=lambda one: one.month))
-        for one in ordered:
-            month = Month.parse(one.month)
-            try:
-                book = trued_up(book, one, self._bills(month, book), month.span(self._zone))
-            except (ValueError, CannotClose) as error:
-                raise CannotClose(f"the invoice of {month}: {error}") from error
-        return ComposedPriceBook(book, base, ordered)
-
-    def _of(self, month: Month) -> ComposedPriceBook:
-        """The price book of the month. Raises CannotClose."""
-        closed = self._books().of(str(month))
-        version = self._prices.version(closed.priced_by) if closed is not None else self._prices.latest
-        if version is None:
-            raise CannotClose(
-                "there is no price book, so the month has no costs to compare with an invoice: set `prices: FILE`"
-            )
-        return version
-
-    def _bills(self, month: Month, book: PriceBook) -> list[Charge]:
-        start, end = month.span(self._zone)
-        end = max(start, min(end, self._clock.wall_ms()))
-        with self._ledger.moment(start, end) as moment:
-            billed = bills(moment, book, start, end, ("team",), self._timezone)
-            return [*billed, *unused_commitments(moment, book, start, end, self._timezone)]
-
-
-def _with(true_ups: Iterable[TrueUp], new: TrueUp) -> list[TrueUp]:
-    """The true-ups with the rates of one more invoice."""
-    of_month = {one.month: one for one in true_ups}
-    return list((of_month | {new.month: new.after(of_month.get(new.month))}).values())
-
-
-ENTRIES: Final[tuple[ActKind, ...]] = (
-    "closed", "reopened", "published", "repriced", "corrected", "refused", "adjusted",
-)  # fmt: skip
-"""The kinds of acts that `fold_acts` uses."""
-_CREDITED = "credited"
-"""Key in an adjustment's content: the node and span that it is for."""
-_CORRECTIONS = TypeAdapter(tuple[Correction, ...])
-_ADJUSTMENT = TypeAdapter(Adjustment)
-_DRAFT = TypeAdapter(DraftAmounts)
-
-
-def fold_acts(acts: Iterable[Act], seen: int) -> ClosedMonths:
-    """The state after acts of the kinds in `ENTRIES`, in the order of recording.
-
-    seen: the number of the last act of any kind."""
-    closed: dict[str, ClosedMonth] = {}
-    corrections: list[Correction] = []
-    adjustments: list[Adjustment] = []
-    refused: list[Correction] = []
-    for act in acts:
-        match act.kind:
-            case "closed":
-                content = json.loads(act.content)
-                closed[act.subject] = ClosedMonth(
-                    act.subject, content["hash"], content["statement"], content["priced_by"], act.at_ms, act.who
-                )
-            case "reopened":
-                closed.pop(act.subject, None)
-                # Corrections of a reopened month are part of the month again.
-                corrections = [correction for correction in corrections if correction.month != act.subject]
-                refused = [one for one in refused if one.month != act.subject]
-            case "published":
-                closed[act.subject] = replace(closed[act.subject], published=True)
-            case "repriced":
-                closed[act.subject] = replace(closed[act.subject], priced_by=json.loads(act.content)["priced_by"])
-            case "corrected":
-                corrections += _CORRECTIONS.validate_json(act.content)
-            case "refused":
-                refused += _CORRECTIONS.validate_json(act.content)
-            case "adjusted":
-                adjustments.append(_ADJUSTMENT.validate_json(act.content))
-    return ClosedMonths(
-        tuple(closed[name] for name in sorted(closed)), tuple(corrections), tuple(adjustments), tuple(refused), seen
-    )
-
-
-def closed_statement(closed: ClosedMonth) -> Statement:
-    """The statement of a closed month, from its stored bytes."""
-    return from_canonical(closed.content.encode())
-
-
-def credited_spans(acts: Iterable[Act]) -> list[NodeSpan]:
-    """The spans of nodes for which these acts book credits."""
-    contents = [json.loads(act.content) for act in acts if act.kind == "adjusted"]
-    return [NodeSpan.model_validate(content[_CREDITED]) for content in contents if _CREDITED in content]
-
-
-def closing_act(final: Statement) -> NewAct:
-    """The act that closes a month with this statement."""
-    assert final.month is not None
-    assert final.closing is not None
-    content = {
-        "statement": canonical(final).decode(),
-        "hash": statement_hash(final),
-        "priced_by": final.price_book_version,
-    }
-    by = final.closing
-    return NewAct(by.at_ms, "closed", final.month, by.who, by.reason, json.dumps(content))
-
-
-def corrections_act(
-    kind: Literal["corrected", "refused"], month: str, lines: Sequence[Correction], who: str, reason: str, at_ms: int
-) -> NewAct:
-    """The act that books or refuses corrections of one closed month."""
-    return NewAct(at_ms, kind, month, who, reason, json.dumps([asdict(line) for line in lines], default=as_text))
-
-
-def adjustment_act(adjustment: Adjustment, span: NodeSpan | None = None) -> NewAct:
-    """The act that books an adjustment. span: the node and time of a node's credit."""
-    content = asdict(adjustment)
-    if span is not None:
-        content[_CREDITED] = span.model_dump(mode="json")
-    return NewAct(
-        adjustment.at_ms, "adjusted", adjustment.month, adjustment.who, adjustment.reason,
-        json.dumps(content, default=as_text),
-    )  # fmt: skip
-
-
-def booked_by(act: Act) -> tuple[tuple[Correction, ...], tuple[Adjustment, ...]]:
-    """The corrections and adjustments that an act booked."""
-    if act.kind == "corrected":
-        return _CORRECTIONS.validate_json(act.content), ()
-    return (), (_ADJUSTMENT.validate_json(act.content),) if act.kind == "adjusted" else ()
-
-
-def _draft_of(act: Act) -> MonthDraft:
-    return MonthDraft(act.subject, act.number, act.at_ms, act.who, act.reason, _DRAFT.validate_json(act.content))
-
-
-class Credits(_Books):
-    """Books approved credits and charges."""
-
-    @retry_when_books_moved
-    def adjust(self, new: NewAdjustment, who: str) -> Adjustment:
-        """Books an approved credit or charge in the first open month, or in its own month if none was ever closed.
-
-        Raises CannotClose, also for one that is booked already: a caller whose answer was lost sends it again."""
-        books = self._books()
-        adjustment = self._adjustment(books, new, who)
-        self._ledger.record([adjustment_act(adjustment)], books.seen)
-        return adjustment
-
-    def adjustment(self, new: NewAdjustment, who: str) -> Adjustment:
-        """The credit or charge that `adjust` would book. Raises CannotClose as it does."""
-        return self._adjustment(self._books(), new, who)
-
-    def _adjustment(self, books: ClosedMonths, new: NewAdjustment, who: str) -> Adjustment:
-        book = self._prices.current
-        if book is None:
-            raise CannotClose(
-                "there is no price book, so the currency of the adjustment is unknown: set `prices: FILE`"
-            )
-        now, booked_in = self._clock.wall_ms(), self._booked_in(books, new.month)
-        adjustment = booked(new, number=books.seen + 1, booked_in=booked_in, currency=book.currency, who=who, at_ms=now)
-        refuse_equal(adjustment, books.adjustments)
-        return adjustment
-
-    def preview(self, span: NodeSpan) -> list[CreditLine]:
-        """The credit for a node, by team, without booking it. Raises CannotClose."""
-        month = Month.of(span.start_ms, self._zone)
-        if span.end_ms > month.span(self._zone)[1]:
-            raise CannotClose(f"a credit is about one month: end it with {month}, and book the rest separately")
-        closed = self._books().of(str(month))
-        book = self._prices.of(closed.priced_by) if closed is not None else self._prices.current
-        if book is None:
-            raise CannotClose("there is no price book, so no time was billed and there is nothing to credit")
-        with self._ledger.moment(span.start_ms, span.end_ms) as moment:
-            refuse_twice(span, credited_spans(moment.acts("adjusted")))
-            return credit_lines(moment, book, span, self._timezone)
-
-    @retry_when_books_moved
-    def credit(self, span: NodeSpan, who: str, reason: str, approved_by: str) -> list[Adjustment]:
-        """Books the credit for a node: one adjustment per team that was billed for the node, all or none. Raises
-        CannotClose."""
-        books = self._books()
-        lines = [line for line in self.preview(span) if line.amount]
-        book, month = self._prices.current, str(Month.of(span.start_ms, self._zone))
-        if book is None or not lines:
-            raise CannotClose(f"no team was billed for {span.text}: there is nothing to credit")
-        now, booked_in = self._clock.wall_ms(), self._booked_in(books, month)
-        adjustments = []
-        for number, line in enumerate(lines, books.seen + 1):
-            try:
-                new = NewAdjustment(
-                    month=month, team=line.team, amount=line.amount, reason=f"{reason} ({span.text})",
-                    approved_by=approved_by,
-                )  # fmt: skip
-            except ValueError as error:
-                raise CannotClose(str(error)) from error
-            adjustments.append(
-                booked(new, number=number, booked_in=booked_in, currency=book.currency, who=who, at_ms=now)
-            )
-        self._ledger.record([adjustment_act(adjustment, span) for adjustment in adjustments], books.seen)
-        return adjustments
-
-    def _booked_in(self, books: ClosedMonths, month: str) -> str:
-        first, current = (
-            str(Month.of(at, self._zone)) for at in (self._ledger.status().extent[0], self._clock.wall_ms())
-        )
-        return books.booked_in(month, first, current)
-
 
 MOST_DRAFTS: Final = 1_000
 """Drafts of one month; more than one an hour."""
@@ -530,12 +223,12 @@ class Bookkeeper:
         amounts = DraftAmounts(until, book.version, book.currency, charged(self.measured(month, book, until)))
         content = json.dumps(asdict(amounts), default=as_text)
         (act,) = record(self._ledger, [NewAct(now, "drafted", str(month), who, reason, content)], None)
-        return _draft_of(act)
+        return draft_of(act)
 
     def drafts(self, month: Month) -> list[MonthDraft]:
         """The drafts of a month, oldest first."""
         with self._ledger.moment() as moment:
-            return [_draft_of(act) for act in moment.acts("drafted", subject=str(month))]
+            return [draft_of(act) for act in moment.acts("drafted", subject=str(month))]
 
     def changed(self, month: Month, since_ms: int | None = None) -> MonthChanges:
         """What changed the amounts of a month since the newest draft.

@@ -17,7 +17,7 @@ from accountant.billing.job_costs import JobChoice, JobFigures, JobList, chosen
 from accountant.billing.queue_waits import pod_wait
 from accountant.billing.statements import Adjustment, Correction
 from accountant.billing.usage_pricing import charges
-from accountant.bookkeeping.bookkeeper import booked_by
+from accountant.bookkeeping.act_contents import booked_by
 from accountant.core.periods import Month, zone
 from accountant.core.record_age import is_old
 from accountant.ledger.journal import Acts

@@ -34,7 +34,7 @@ from accountant.billing.statement_breakdown import (
     itemise,
 )
 from accountant.billing.statements import Statement, StatementLine
-from accountant.bookkeeping.bookkeeper import ENTRIES, booked_by
+from accountant.bookkeeping.act_contents import ENTRIES, booked_by
 from accountant.core.periods import Month
 from accountant.exports.protocol import CSV, file_name
 from accountant.ledger.journal import Act, ActKind

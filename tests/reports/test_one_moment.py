@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from accountant.bookkeeping.bookkeeper import Bookkeeper, NewAdjustment
+from accountant.bookkeeping.bookkeeper import Bookkeeper
+from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.core.periods import Month, zone
 from accountant.ledger.protocols import EpochReport, JobKey, Moment
 from accountant.reports import report_builder
