@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from decimal import ROUND_HALF_EVEN, Decimal
 from itertools import islice
 from typing import Any, Final
@@ -322,3 +322,8 @@ def _line(
         "about_month": about,
         "reason": reason,
     }
+
+
+def instant(at_ms: int) -> datetime:
+    """The instant as the lake's tables have it."""
+    return datetime.fromtimestamp(at_ms // 1_000, UTC).replace(microsecond=at_ms % 1_000 * 1_000)

@@ -21,7 +21,7 @@ from accountant.history_import.import_run import import_prefix
 from accountant.lake import tables
 from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue, namespace_of
-from accountant.lake.publisher import LakeComparison
+from accountant.lake.lake_comparison import LakeComparison
 from accountant.ledger.journal import NewAct
 from accountant.ledger.protocols import ImportSpan, Retirement
 from accountant.storage.duckdb_ledger import open_ledger

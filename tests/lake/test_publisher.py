@@ -21,7 +21,8 @@ from accountant.core.periods import Month
 from accountant.lake import tables
 from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue, Removed
-from accountant.lake.publisher import LakeComparison, Published
+from accountant.lake.lake_comparison import LakeComparison
+from accountant.lake.publisher import Published
 from accountant.ledger.protocols import Facts
 from accountant.prices.price_book import Billing, Commitment, IdlePolicy, PriceBook
 from accountant.reports import focus_charge_rows, report_builder

@@ -15,7 +15,7 @@ from accountant.fleet.fleet_ledgers import Fleet, FleetQuery
 from accountant.lake import tables
 from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue, namespace_of
-from accountant.lake.publisher import LakeComparison
+from accountant.lake.lake_comparison import LakeComparison
 from accountant.lake.tables import LakeTable
 from tests.lake.comparison_queries import HOUR, SPAN, PublishedLedger, differences
 from tests.lake.publishers import publisher

@@ -10,7 +10,7 @@ import pytest
 from accountant.core.errors import LakeUnavailable, LedgerUnavailable
 from accountant.history_import.import_run import import_prefix
 from accountant.lake import tables
-from accountant.lake.publisher import LakeComparison
+from accountant.lake.lake_comparison import LakeComparison
 from accountant.ledger.protocols import ImportSpan
 from agent.wire import Holder
 from tests.lake.comparison_queries import HOUR, ROWS, PublishedLedger, overwrite, published

@@ -92,6 +92,7 @@ NAMED_ELSEWHERE = SCHEDULERS | {
     "focus": {
         "accountant/cli/bookkeeping_commands.py": _INVOICE,
         "accountant/core/settings.py": "the issuer of the charges",
+        "accountant/lake/lake_comparison.py": _CHARGES,
         "accountant/lake/publisher.py": _CHARGES,
         "accountant/lake/table_rows.py": _CHARGES,
         "accountant/lake/tables.py": _CHARGES,
