@@ -26,11 +26,11 @@ from tests.usage_records import batch, deliver
 @pytest.fixture
 def service(tmp_path: Path, clock: VirtualClock) -> Iterator[Service]:
     """vision held GPU-1 for 10 hours the day before and holds it for 4 hours now; nlp holds GPU-2 for 6 hours; nobody
-    GPU-3. Node n2 is down."""
+    GPU-3, which is known for more than two days. Node n2 is down."""
     chosen = settings_in(tmp_path, prices=price_book_text(H100=6, currency="USD"), inventory=INVENTORY)
     rows = [
         *held(40, 10, "GPU-1", "vision"), *held(4, 4, "GPU-1", "vision"), *held(6, 6, "GPU-2", "nlp"),
-        *held(4, 4, "GPU-3"),
+        *held(49, 1, "GPU-3"), *held(4, 4, "GPU-3"),
     ]  # fmt: skip
     with Service(chosen, clock) as running:
         deliver(
@@ -62,6 +62,14 @@ def test_what_changed_since_yesterday_is_the_difference_of_two_days(service: Ser
     caption = "GPU-hours held in the 24 hours"
     assert rows_after(found, caption, "vision")[:3] == ["10.0", "4.0", "−6.0"]
     assert rows_after(found, caption, "nlp")[:3] == ["0.0", "6.0", "+6.0"]
+
+
+def test_a_day_in_which_records_begin_is_not_compared_with_a_whole_one(tmp_path: Path, clock: VirtualClock) -> None:
+    with Service(settings_in(tmp_path, inventory=INVENTORY), clock) as running:
+        deliver(running.ledger, NOW_MS, batch(held(40, 40, "GPU-1", "vision"), cluster="prod", node="n1"))
+        texts = " ".join(home(running).texts)
+    assert "There are no records of both days" in texts
+    assert "GPU-hours held in the 24 hours" not in texts
 
 
 def test_every_gpu_is_a_cell_in_the_colour_of_its_team(service: Service) -> None:
