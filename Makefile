@@ -45,7 +45,6 @@ test-real: $(READY) ## The suites that need a real browser, Kubernetes API serve
 	@sh scripts/grafana-types.sh >/dev/null
 	@sh scripts/grafana-preview.sh >/dev/null
 	@VENV=$(VENV) sh scripts/focus.sh >/dev/null
-	@VENV=$(VENV) sh scripts/images.sh >/dev/null || [ -z "$(CI)" ]
 	@BIN=$(BIN) REAL="$(PARALLEL_REAL)" THOROUGH="$(PARALLEL)" sh scripts/real-suites.sh $(ARGS)
 
 test-gpu: $(READY) ## The agent beside known loads, on a machine with one idle NVIDIA GPU

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Run the two suites of `make test-real` side by side: those with real servers, which wait for them half of their time,
-# and below them, at a lower priority, the properties with many examples. The output of the latter is shown at the end.
+# Run the two suites of `make test-real` side by side: those with real servers, which often wait, and below them, at a
+# lower priority, the properties with many examples. The output of the latter is shown at the end.
 # $BIN: the environment's programs. $REAL, $THOROUGH: pytest's options of each suite. $@: further options of both.
 set -u
 
