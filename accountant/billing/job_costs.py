@@ -285,7 +285,8 @@ class JobFigures:
     cost: None if some of its time has no price.
     waited_ms: the longest wait of its pods in their queues; None if unknown.
     before: GPU-µs held, GPU-µs idle and the cost in the span before; None if it is not compared, or nothing is known
-        of its cluster then."""
+        of its cluster then.
+    pod: the name of the pod by which a search found it; "" otherwise."""
 
     key: JobKey
     state: JobState
@@ -294,6 +295,7 @@ class JobFigures:
     cost: Decimal | None
     waited_ms: int | None = None
     before: tuple[int, int, Decimal | None] | None = None
+    pod: str = ""
 
 
 _DOES_NOTHING = 0.99
@@ -373,6 +375,18 @@ class JobList:
         pods = self._ledger.pods(*self._span, ordered=False)
         counted = filter(self._counts, pods) if self._where else pods
         return frozenset(pod.key for pod in counted if _was_stopped(pod.facts, self._span))
+
+    def with_pods_named(self, text: str) -> Mapping[JobKey, str]:
+        """The jobs with a pod that has a text in CLUSTER/NAMESPACE/NAME, in any case, and the name of this pod; of
+        several, one that ends with the text. Jobs that have the text in their own path are left out. It is asked while
+        the ledger's moment lasts."""
+        name = text.lower().rpartition("/")[2]
+        found = dict[JobKey, str]()
+        for pod in self._ledger.pods(*self._span, ordered=False, named=text):
+            if self._counts(pod):
+                mine = pod.facts.name
+                found[pod.key] = min(found.get(pod.key, mine), mine, key=lambda one: (one.lower() != name, one))
+        return found
 
     def _unseen_jobs(self, pods: Mapping[JobKey, JobPods]) -> set[JobKey]:
         """The jobs of which nobody knows whether they still run: what they hold, or held last, is on silent nodes."""
@@ -473,6 +487,7 @@ class JobList:
             unpriced_gpu_us=_unpriced(times),
             burn_per_hour=burn,
             epochs=epochs,
+            pod=figures.pod or None,
             before=None
             if figures.before is None
             else JobUse(accounts_gpu_us=_accounts(then), cost=figures.before[2], unpriced_gpu_us=_unpriced(then)),
@@ -541,7 +556,7 @@ T = TypeVar("T")
 class JobChoice(NamedTuple):
     """Which jobs a list has, and in which order.
 
-    search: a text in CLUSTER/NAMESPACE/KIND/NAME, in any case; "" for all.
+    search: a text in CLUSTER/NAMESPACE/KIND/NAME, or in CLUSTER/NAMESPACE/NAME of a pod, in any case; "" for all.
     kind: None for all.
     idle: only those that `JobList.is_idle` names.
     stopped: only those of `JobList.stopped`.
@@ -557,14 +572,15 @@ class JobChoice(NamedTuple):
 def chosen(jobs: JobList, choice: JobChoice, state: JobState | None = None) -> list[JobFigures]:
     """The chosen jobs of a list in this state, in their order. state: None for all."""
     text = choice.search.casefold()
+    of_pods = jobs.with_pods_named(choice.search) if text else {}
     found = [
-        one
+        one if not text or _has(one.key, text) else replace(one, pod=of_pods[one.key])
         for one in jobs.figures
         if state in (None, one.state)
         and (choice.kind is None or kind_of(one.key.job) == choice.kind)
         and (not choice.idle or jobs.is_idle(one))
         and (not choice.stopped or one.key in jobs.stopped)
-        and (not text or text in f"{one.key.cluster}/{one.key.namespace}/{one.key.job}".casefold())
+        and (not text or _has(one.key, text) or one.key in of_pods)
     ]
     column, descending = choice.order
     of_figures = _BY_FIGURES.get(column)
@@ -574,6 +590,10 @@ def chosen(jobs: JobList, choice: JobChoice, state: JobState | None = None) -> l
     ranks = [of_job(job) for job in jobs.built(found)]
     pairs = in_order(list(zip(ranks, found, strict=True)), lambda pair: pair[0], descending=descending)
     return [one for _, one in pairs]
+
+
+def _has(key: JobKey, text: str) -> bool:
+    return text in f"{key.cluster}/{key.namespace}/{key.job}".casefold()
 
 
 def rank_of(column: str) -> Callable[[Job], Any]:

@@ -138,7 +138,8 @@ def jobs_table(answer: JobsAnswer, zone: ZoneInfo, shown: Sequence[JobOrder] = (
         columns,
         (
             (
-                "/".join(filter(None, (job.cluster if several else "", job.namespace, job.job))),
+                "/".join(filter(None, (job.cluster if several else "", job.namespace, job.job)))
+                + (f" (pod {job.pod})" if job.pod else ""),
                 *(column.text(job, answer.currency) for column in chosen.values()),
             )
             for job in answer.jobs
@@ -174,6 +175,7 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
                 ("user", ", ".join(job.users)),
                 ("pods", f"{job.pods:,}, {job.pods_running:,} running"),
                 ("longest wait in the queue", _length(job.waited_ms)),
+                ("last stop", "" if answer.last_stop is None else _stop(answer.last_stop, answer.job.id, zone)),
                 ("GPU-hours lost by stops", _lost(answer) if answer.attempts else ""),
                 (
                     "now",
@@ -237,9 +239,9 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
     )  # fmt: skip
     is_told = answer.attempts is None or answer.attempts
     stops = [
-        Text(f"{NOTHING if one.end_ms is None else instant(one.end_ms, zone)}: {'; '.join(told)}", overflow="fold")
+        Text(_stop(one, job.id, zone), overflow="fold")
         for one in answer.attempts or ()
-        if (told := [*filter(None, [_stopped_by(one) if one.reason else ""]), *_went_to(one, job.id)])
+        if one.reason or one.next_holders
     ]
     of_attempts: list[RenderableType] = [attempts, *stops] if is_told else []
     return Group(facts, *of_attempts, prices, *([epochs] if answer.epochs else []))
@@ -250,6 +252,12 @@ _ENDS = {
     "running": NOTHING, "preempted": "a scheduler", "node-down": "its node", "failed": "it failed",
     "stopped": "not recorded", "ended": "the job ended", "unknown": "unknown: its node has been silent since",
 }  # fmt: skip
+
+
+def _stop(one: JobAttempt, job: str, zone: ZoneInfo) -> str:
+    """When an attempt stopped, by whom and why, and who held its GPUs next."""
+    told = [*([_stopped_by(one)] if one.reason else []), *_went_to(one, job)] or [_ENDS[one.end]]
+    return f"{NOTHING if one.end_ms is None else instant(one.end_ms, zone)}: {'; '.join(told)}"
 
 
 def _stopped_by(one: JobAttempt) -> str:
@@ -382,7 +390,8 @@ _SHOWN = 5
 
 
 def called(name: str, remote: AccountantClient, span: Query) -> str:
-    """The id of the one job of the span with this name. Raises Unanswered, which lists the candidates."""
+    """The id of the one job of the span with this name, or with a pod of this name. Raises Unanswered, which lists
+    the candidates."""
     found = remote.whole(JobsAnswer, "/v1/jobs", {**span, "search": name.rpartition("/")[2][:_LONGEST]}).jobs
     ids = sorted(job.id for job in jobs_named(found, name))
     if len(ids) == 1:
@@ -398,11 +407,14 @@ def called(name: str, remote: AccountantClient, span: Query) -> str:
 
 
 def jobs_named(jobs: Iterable[Job], name: str) -> list[Job]:
-    """The jobs whose CLUSTER/NAMESPACE/KIND/NAME or CLUSTER/NAMESPACE/NAME ends with `name`."""
+    """The jobs whose CLUSTER/NAMESPACE/KIND/NAME or CLUSTER/NAMESPACE/NAME ends with `name`; without any, those with a
+    pod of which CLUSTER/NAMESPACE/NAME does."""
     end = f"/{name.strip('/')}"
-    matching = []
+    matching, of_pods = list[Job](), list[Job]()
     for job in jobs:
         path, name_only = f"/{job.cluster}/{job.namespace}", job.job.rpartition("/")[2]
         if f"{path}/{job.job}".endswith(end) or f"{path}/{name_only}".endswith(end):
             matching.append(job)
-    return matching
+        elif f"{path}/{job.pod}".endswith(end):
+            of_pods.append(job)
+    return matching or of_pods

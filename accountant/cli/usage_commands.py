@@ -165,7 +165,8 @@ def jobs(
     job: Annotated[
         str | None,
         Argument(
-            help="One job to show with its prices and epochs: its name in the list, the end of that name, or its id."
+            help="One job to show with its prices and epochs: its name in the list, the end of that name, its id, or "
+            "one of its pods."
         ),
     ] = None,
     start: Start = None,
@@ -181,7 +182,10 @@ def jobs(
         bool,
         Option("--stopped", help="Only jobs of which a scheduler, or something else that evicts, stopped pods."),
     ] = False,
-    search: Annotated[str, Option(help="Only jobs with this text in CLUSTER/NAMESPACE/KIND/NAME.")] = "",
+    search: Annotated[
+        str,
+        Option(help="Only jobs with this text in their path, CLUSTER/NAMESPACE/KIND/NAME, or in the name of a pod."),
+    ] = "",
     sort: Annotated[str, Option(help=f"{ORDER_HELP} Columns: {', '.join(JOB_ORDERS.columns)}.")] = "cost",
     columns: Annotated[
         str | None, Option(help="Columns to show beside the job, as --sort names them: user,utilisation,cost.")

@@ -493,6 +493,7 @@ class LakeLedger:
         waiting: bool = False,
         placed: bool = False,
         ordered: bool = True,  # noqa: ARG002 - they always are
+        named: str = "",
     ) -> Iterator[QueuedPod]:
         """The pods that existed in the span, by cluster and uid; see
         accountant.storage.read_snapshot.Snapshot.pods."""
@@ -504,6 +505,7 @@ class LakeLedger:
             pods = [QueuedPod(row["cluster"], row["team"], row["queue"], _PODS.decode(row["facts"])) for row in rows]
         found = [pod for pod in pods if existed(pod.facts, start_ms, end_ms, waiting=waiting, placed=placed)]
         chosen = found if of is None else [pod for pod in found if pod.key in frozenset(of)]
+        chosen = [pod for pod in chosen if pod.is_named(named)] if named else chosen
         return iter(sorted(chosen, key=lambda pod: (pod.cluster, pod.facts.uid)))
 
     def pods_by_job(self, start_ms: int, end_ms: int) -> Mapping[JobKey, JobPods]:

@@ -586,6 +586,12 @@ class QueuedPod:
         """The job of the pod; a pod without a workload is its own job."""
         return JobKey.of_pod(self.cluster, self.facts.namespace, self.facts.workload, self.facts.name)
 
+    def is_named(self, text: str) -> bool:
+        """Whether the pod's CLUSTER/NAMESPACE/NAME has the text, in any case, and that of its job has not."""
+        text, key = text.lower(), self.key
+        begin = f"{key.cluster}/{key.namespace}"
+        return text in f"{begin}/{self.facts.name}".lower() and text not in f"{begin}/{key.job}".lower()
+
 
 class JobPods(NamedTuple):
     """How many pods a job has, how many of them have ended, and how many are placed or started and have not ended.
@@ -722,10 +728,12 @@ class Moment(Acts, Protocol):
         waiting: bool = False,
         placed: bool = False,
         ordered: bool = True,
+        named: str = "",
     ) -> Iterator[QueuedPod]:
         """Yields the pods that existed in the span. Ask nothing else of the moment before the last one.
 
         of: only pods of these jobs; None: all.
+        named: only those of which `QueuedPod.is_named` is true; "": all.
         waiting: only pods without a known placement, start or end.
         placed: include pods whose creation is unknown, from their placement or start on. Otherwise they are left out.
         ordered: by cluster and uid; otherwise in any order, and never all in memory."""

@@ -84,6 +84,14 @@ _COUNTED = """coalesce(p.cluster, s.cluster), coalesce(nullif(s.namespace, ''), 
 """The columns of `JobPods`, as `accountant.billing.queue_waits` gives them. until: the end of a pod's time in its
 queue."""
 _decoder = msgspec.json.Decoder(ObservedPod)
+
+
+def _selected(tables: Mapping[str, str], query: str) -> dict[str, str]:
+    """The rows of the tables whose pods a query names."""
+    chosen = statement(query)
+    return {name: f"(FROM {table} WHERE (cluster, uid) IN ({chosen}))" for name, table in tables.items()}
+
+
 _WAITING = " AND coalesce(s.at[2], p.at[2], s.at[3], p.at[3], s.at[4], p.at[4]) IS NULL"
 _PLACED = ", CAST(s.at[2] AS BIGINT), CAST(p.at[2] AS BIGINT), CAST(s.at[3] AS BIGINT), CAST(p.at[3] AS BIGINT)"
 
@@ -189,6 +197,7 @@ class Snapshot:
         waiting: bool = False,
         placed: bool = False,
         ordered: bool = True,
+        named: str = "",
     ) -> Iterator[QueuedPod]:
         parts = {"only": _WAITING * waiting, "placed": _PLACED * placed, "ending": _BY_UID * ordered}
         parameters: dict[str, Any] = {"low": start_ms, "high": end_ms}
@@ -196,13 +205,15 @@ class Snapshot:
         if of is not None and len(of) <= _MANY:
             parameters["jobs"] = sorted({key.job for key in of})
             parameters["names"] = sorted({key.job.partition("/")[2] for key in of})
-            named = statement("pods_named")
-            tables = {name: f"(FROM {table} WHERE (cluster, uid) IN ({named}))" for name, table in tables.items()}
+            tables = _selected(tables, "pods_named")
+        if named:
+            parameters["text"] = named.lower()
+            tables = _selected(tables, "pods_with_text")
         wanted = None if of is None else frozenset(of)
         rows = self._cursor.each(statement("pods_between", columns=_POD, **parts, **tables), parameters)
         for cluster, node, seen in called_off.each(rows):
             pod = self._pod(cluster, node, seen, start_ms)
-            if wanted is None or pod.key in wanted:
+            if (wanted is None or pod.key in wanted) and (not named or pod.is_named(named)):
                 yield pod
 
     def pods_by_job(self, start_ms: int, end_ms: int) -> Mapping[JobKey, JobPods]:

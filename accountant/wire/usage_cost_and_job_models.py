@@ -225,7 +225,7 @@ class BudgetState(Model):
     spent and ratio: None if unknown, because some of the time has no price or nothing of the month is metered.
     threshold: the highest threshold reached; None: none.
     forecast: for the whole month, which is what pages show as spent and the rate of its days so far for the rest of it,
-        with the bounds of the middle 80 %; None after too few days.
+        with the bounds of the middle 80 %; None after too few days, and once the month is over.
 
     exhausted_ms: when the budget was used up, or will be at that rate; None if not in this month.
     exhausted_earliest_ms, exhausted_latest_ms: the bounds of the middle 80 %, None beyond the month; both equal
@@ -324,6 +324,7 @@ class Job(Model):
     accounts_gpu_us: the accounts of held time.
     gpus, burn_per_hour: GPUs held, and their cost per hour, over the last minutes on record; None if unknown.
     epochs: number of reported epochs.
+    pod: the name of one of its pods that has the searched text; None if the job's own path has it, or without a search.
     before: its use in the span before, if the list is compared with it and anything is known of it."""
 
     id: str
@@ -352,6 +353,7 @@ class Job(Model):
     unpriced_gpu_us: int
     burn_per_hour: Exact | None
     epochs: int
+    pod: str | None = Field(default=None, exclude_if=is_empty)
     before: JobUse | None = Field(default=None, exclude_if=is_empty)
 
     @property
@@ -578,6 +580,12 @@ class JobAnswer(Model):
     earlier_attempts: int | None = 0
     lost_gpu_us: int | None = None
     known_lost_gpu_us: int | None = None
+
+    @property
+    def last_stop(self) -> JobAttempt | None:
+        """The newest attempt that something else than the job itself ended."""
+        stops = (one for one in reversed(self.attempts or ()) if one.end not in ("running", "ended", "unknown"))
+        return next(stops, None)
 
 
 class DoneSpan(Model):

@@ -110,20 +110,21 @@ FACTS = (
     fact("eval", "nlp", "Job/eval", "bo", "2026-10-20 10:00", "2026-10-20 10:00", "2026-10-20 14:00"),
     fact("waste", "vision", "Job/waste", "ada", "2026-11-10 09:30", "2026-11-10 10:00", "2026-11-10 16:00"),
     fact("tune", "nlp", "Job/tune", "bo", "2026-11-10 10:00", "2026-11-10 10:00", "2026-11-10 18:00", TAKEN),
-    fact("train", "vision", "Job/train", "cy", "2026-11-12 10:00", "2026-11-12 10:00", "2026-11-12 12:00"),
+    fact("worker-0", "vision", "Job/train", "cy", "2026-11-12 10:00", "2026-11-12 10:00", "2026-11-12 12:00"),
     fact("next", "nlp", "Job/next", "bo", "2026-11-12 11:00", "2026-11-12 12:00", "2026-11-12 14:00"),
     fact("again", "vision", "Job/train", "cy", "2026-11-12 12:00", "2026-11-12 15:00", "2026-11-12 16:00"),
     fact("explore", "nlp", "Notebook/explore", "dee", "2026-11-15 08:00", "2026-11-15 08:00"),
     fact("live", "vision", "Job/live", "ada", "2026-11-16 09:00", "2026-11-16 09:00"),
     fact("later", "nlp", "Job/later", "bo", "2026-11-16 10:00"),
 )
-"""Job vision/train was preempted at noon and ran again at three; Job nlp/later waits since ten today."""
+"""Job vision/train was preempted at noon, when its pod was worker-0, and ran again at three; Job nlp/later waits since
+ten today."""
 ROWS = (
     *hours("2026-10-20 10:00", 10, "GPU-1", "old", "vision", 750),
     *hours("2026-10-20 10:00", 4, "GPU-2", "eval", "nlp", 1000),
     *hours("2026-11-10 10:00", 6, "GPU-1", "waste", "vision", 0),
     *hours("2026-11-10 10:00", 8, "GPU-2", "tune", "nlp", 1000),
-    *hours("2026-11-12 10:00", 2, "GPU-1", "train", "vision", 500),
+    *hours("2026-11-12 10:00", 2, "GPU-1", "worker-0", "vision", 500),
     *hours("2026-11-12 12:00", 2, "GPU-1", "next", "nlp", 1000),
     *hours("2026-11-12 15:00", 1, "GPU-1", "again", "vision", 500),
     *hours("2026-11-15 08:00", 28, "GPU-2", "explore", "nlp", 0),
@@ -214,7 +215,7 @@ def _controller_pages(folder: Path, reports: ReportCache, clock: VirtualClock) -
 DECISIONS = [
     decision(id="p", at_ms=at("2026-11-12 11:59"), kind="preemption", subject="Job/vision/train", mode="enforce",
              reason="team nlp is owed 1 GPU",
-             inputs={"pods": ["vision/train"], "result": "stopped", "lost_gpu_hours": 0.5}),
+             inputs={"pods": ["vision/worker-0"], "result": "stopped", "lost_gpu_hours": 0.5}),
     decision(id="w", at_ms=NOW_MS - 60_000, kind="weight", subject="vision", value=2.0, mode="enforce",
              reason="used less than its share"),
 ]  # fmt: skip

@@ -126,6 +126,28 @@ def test_a_list_reads_the_pods_of_the_jobs_that_it_shows_alone(ledger: DuckLedge
     assert sum(job.accounts_gpu_us.allocated for job in whole.values()) == sum(o.allocated_us for o in listed.figures)
 
 
+@pytest.mark.parametrize("where", [None, {"namespace": ("team-1",)}])
+def test_a_job_is_found_by_the_name_of_each_of_its_pods(ledger: DuckLedger, where: Where | None) -> None:
+    with ledger.moment(START, END) as moment:
+        listed = list_jobs(moment, None, START, END, END, where)
+        shown = {one.key for one in listed.figures}
+        pods = [pod for pod in moment.pods(START, END) if pod.key in shown]
+        for pod in pods[::7]:
+            mine = pod.facts.name
+            for text in (mine, f"{pod.facts.namespace}/{mine.upper()}", f"prod/{pod.facts.namespace}/{mine}"):
+                found = {one.key: one.pod for one in chosen(listed, JobChoice(text))}
+                by_path = text.lower() in f"{pod.cluster}/{pod.key.namespace}/{pod.key.job}".lower()
+                assert found[pod.key] == ("" if by_path else mine)
+                assert found.keys() == {
+                    other.key for other in pods
+                    if text.lower() in f"prod/{other.facts.namespace}/{other.facts.name}"
+                    or text.lower() in f"{other.cluster}/{other.key.namespace}/{other.key.job}".lower()
+                }  # fmt: skip
+        assert not chosen(listed, JobChoice("no such pod"))
+        (built,) = listed.built(chosen(listed, JobChoice(pods[0].facts.name))[:1])
+        assert pods[0].facts.name in (built.pod or built.job)
+
+
 @pytest.mark.parametrize(("second", "state"), [
     ({}, "waiting"), ({"scheduled_ms": END - 2 * MS_PER_MINUTE}, "running"),
     ({"ended_ms": END - MS_PER_MINUTE}, "ended"),

@@ -252,10 +252,11 @@ class ListLedger(MemoryJournal):
         *,
         of: Collection[JobKey] | None = None,
         ordered: bool = True,
+        named: str = "",
         **only: bool,
     ) -> Iterator[QueuedPod]:
         found = [pod for pod in self.known_pods if existed(pod.facts, start_ms, end_ms, **only)]
-        chosen = [pod for pod in found if of is None or pod.key in of]
+        chosen = [pod for pod in found if (of is None or pod.key in of) and (not named or pod.is_named(named))]
         return iter(sorted(chosen, key=lambda pod: (pod.cluster, pod.facts.uid)))
 
     def pods_by_job(self, start_ms: int, end_ms: int) -> dict[JobKey, JobPods]:

@@ -168,6 +168,9 @@ def test_pods_are_those_that_held_something(moment: Moment) -> None:
     assert {(*pod.key, pod.facts.name) for pod in pods} >= held(moment, OF_POD).keys()
     job = pods[0].key
     assert [*moment.pods(*SPAN, placed=True, of=(job,))] == [pod for pod in pods if pod.key == job]
+    text = pods[0].facts.name.upper()
+    assert [*moment.pods(*SPAN, placed=True, named=text)] == [pod for pod in pods if pod.is_named(text)]
+    assert not [*moment.pods(*SPAN, placed=True, named="no such pod")]
     created = [*moment.pods(*SPAN)]
     assert {*map(repr, moment.pods(*SPAN, ordered=False))} == {*map(repr, created)}
     by_job = moment.pods_by_job(*SPAN)
