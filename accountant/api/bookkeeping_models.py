@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import date
 from decimal import Decimal
+from typing import Literal
 
 import msgspec
 
@@ -151,12 +152,26 @@ class ObjectionLine(Model):
     text: str
 
 
+class ChecklistLine(Model):
+    """One thing that is looked at before a month is closed.
+
+    state: `clear`; `open`, which does not keep the month from being closed; `objects`: it is among the objections.
+    link: the page that shows it."""
+
+    item: str
+    state: Literal["clear", "open", "objects"]
+    text: str
+    link: str
+
+
 class Period(Model):
     """A month of the accountant's time zone.
 
     hash, closed_ms, closed_by: null until it is closed.
     state: what the status means, and of which part of the month nothing is known.
-    objections: what a close would have to acknowledge; empty in lists of months."""
+    objections: what a close would have to acknowledge; empty in lists of months.
+    checklist: what is still open or unknown; empty in lists of months, of a closed month, and for a caller that may
+        see only some teams."""
 
     month: str
     start_ms: int
@@ -167,6 +182,7 @@ class Period(Model):
     closed_ms: int | None = None
     closed_by: str | None = None
     objections: tuple[ObjectionLine, ...] = ()
+    checklist: tuple[ChecklistLine, ...] = ()
 
 
 class DraftLine(Model):
@@ -195,8 +211,8 @@ class DraftLine(Model):
 
 
 class ChangeLine(Model):
-    """What changed a month's amount of a team. amount: null if it is not known, or in two currencies. at_ms, act: of
-    the act that did it; null for records."""
+    """What changed a month's amount of a team. amount: null if it is not known, or in two currencies. at_ms, act, who:
+    of the act that did it; null and "" for records."""
 
     team: str
     cause: ChangeCause
@@ -204,6 +220,7 @@ class ChangeLine(Model):
     at_ms: int | None
     act: int | None
     reason: str
+    who: str = ""
 
 
 class ChangesAnswer(Model):

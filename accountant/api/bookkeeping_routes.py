@@ -35,6 +35,7 @@ from accountant.api.bookkeeping_models import (
     TeamCredit,
     WaitingProposal,
 )
+from accountant.api.closing_checklist import checklist
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.months_due import month_unknown, months_due, shown_adjustment
 from accountant.api.problems import Refusal, answers, json_body, refuses, with_body
@@ -202,8 +203,13 @@ def list_periods(deps: AppDeps, _: Reader) -> list[Period]:
 @period_router.get(
     "/v1/periods/{month}", summary="One month, with the objections to closing it", responses=_BOOK_REFUSALS
 )
-def read_period(month: MonthPath, deps: AppDeps, _: DocumentReader) -> Period:
-    return _with_objections(deps, Month.parse(month))
+def read_period(month: MonthPath, deps: AppDeps, principal: DocumentReader) -> Period:
+    """Returns a month. Of one that is open: what objects to closing it, and the checklist of what is still open or
+    unknown."""
+    of, found = Month.parse(month), _with_objections(deps, Month.parse(month))
+    if principal.teams is not None or found.hash is not None:
+        return found
+    return found.model_copy(update={"checklist": checklist(deps, of, found.objections, months_due(deps, of))})
 
 
 @period_router.post(

@@ -12,6 +12,7 @@ from accountant.billing.statements import Adjustment
 from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.core.periods import Month
 from accountant.reports.figure_formatting import records_begin
+from accountant.wire.policy_models import UNASSIGNED
 from gputally.base.money import exact_sum
 
 
@@ -29,7 +30,9 @@ class MonthsDue:
     unbilled: the amount of what no team is billed for; None if it is not known, or there is none.
     unknown: of which part of the month nothing is known, because records begin later; "" for none.
     unpriced: by team its billed time without a price, in GPU-microseconds, which is in no amount.
-    recorded: whether any of its time is metered."""
+    recorded: whether any of its time is metered.
+    coverage: the metered part of its capacity.
+    unassigned_us: billed time that no team has, because nothing names one, in GPU-microseconds."""
 
     currency: str | None
     due: tuple[tuple[str, Decimal], ...]
@@ -38,6 +41,8 @@ class MonthsDue:
     recorded: bool
     unbilled: Decimal | None
     unknown: str
+    coverage: float = 0.0
+    unassigned_us: int = 0
 
 
 def months_due(deps: Deps, month: Month) -> MonthsDue:
@@ -55,7 +60,8 @@ def months_due(deps: Deps, month: Month) -> MonthsDue:
     total = together if due or (stated.metered and not unpriced) else None
     return MonthsDue(
         stated.currency, tuple(due), total, dict(unpriced), stated.metered, stated.not_billed or None,
-        month_unknown(deps, month),
+        month_unknown(deps, month), stated.coverage,
+        sum(line.gpu_us for line in stated.lines if line.team == UNASSIGNED),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from accountant.billing.statements import Adjustment, Correction, Statement
 from accountant.bookkeeping.price_book_versions import BookVersion
@@ -54,8 +54,8 @@ class AmountChange:
     """What changed a month's amount of a team.
 
     amount: None if it is not known, or in two currencies.
-    at_ms, act: of the act that did it; None for records.
-    reason: of the act."""
+    at_ms, act, who: of the act that did it; None and "" for records.
+    reason: of the act; of records, which of them."""
 
     team: str
     cause: ChangeCause
@@ -63,6 +63,7 @@ class AmountChange:
     at_ms: int | None = None
     act: int | None = None
     reason: str = ""
+    who: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +100,13 @@ def of_bookings(
     """The corrections, credits and charges that an act booked in a month."""
     for one in corrections:
         if one.booked_in == str(month):
-            yield AmountChange(
-                one.line.team, "correction", one.amount, act.at_ms, act.number, f"late records of {one.month}"
-            )
+            reason = ": ".join(filter(None, (f"late records of {one.month}", act.reason)))
+            yield AmountChange(one.line.team, "correction", one.amount, act.at_ms, act.number, reason, act.who)
     for other in adjustments:
         if other.booked_in == str(month):
-            yield AmountChange(other.team, "credit or charge", other.amount, act.at_ms, act.number, other.reason)
+            yield AmountChange(
+                other.team, "credit or charge", other.amount, act.at_ms, act.number, other.reason, act.who
+            )
 
 
 def of_records(keeper: MonthKeeper, month: Month, draft: MonthDraft, then: PriceBook | None) -> Iterator[AmountChange]:
@@ -132,7 +134,7 @@ def of_prices(keeper: MonthKeeper, month: Month, then: PriceBook, now: BookVersi
         rows = [AmountChange(team, "prices", None) for team in charged(keeper.measured(month, now.book))]
     told = "" if then.currency == now.book.currency else f"in {now.book.currency}, before in {then.currency}"
     for row in rows:
-        yield replace(row, at_ms=now.at_ms, act=now.number, reason=told or now.reason)
+        yield replace(row, at_ms=now.at_ms, act=now.number, reason=told or now.reason, who=now.who)
 
 
 def charged(stated: Statement) -> dict[str, Decimal]:
@@ -144,8 +146,16 @@ def charged(stated: Statement) -> dict[str, Decimal]:
     return {team: amount for team, amount in amounts.items() if amount}
 
 
+_RECORDS: Final[Mapping[ChangeCause, str]] = {
+    "late records": "of the draft's time; they arrived after it",
+    "use since then": "of the time after the draft's",
+    "records": "arrived, or priced anew, before the month was closed",
+}
+"""Which records changed an amount, where no act did."""
+
+
 def changes(cause: ChangeCause, before: Mapping[str, Decimal], after: Mapping[str, Decimal]) -> Iterator[AmountChange]:
     """The differences of amounts by team."""
     for team in sorted({*before, *after}):
         if amount := exact_sum([after.get(team, Decimal(0)), -before.get(team, Decimal(0))]):
-            yield AmountChange(team, cause, amount)
+            yield AmountChange(team, cause, amount, reason=_RECORDS.get(cause, ""))

@@ -56,6 +56,9 @@ def close(
         ),
     ] = None,
     reason: Reason = "",
+    preview: Annotated[
+        bool, Option("--preview", help="Only list what is still open or unknown of the month, and close nothing.")
+    ] = False,
     output: Printed = "table",
     *,
     at: Books,
@@ -64,6 +67,11 @@ def close(
     from accountant.api.bookkeeping_models import Period
     from accountant.cli import terminal_tables
 
+    if preview:
+        refuse_ignored("with --preview", "acknowledge", "reason")
+        found = at.ask(Period, f"/v1/periods/{month}")
+        print_answer(output, found, terminal_tables.checklist, found.checklist)
+        return
     period = at.act(Period, f"/v1/periods/{month}/close", {"reason": reason, "acknowledge": acknowledge or []})
     print_answer(output, period, lambda row: terminal_tables.periods([row]))
 

@@ -232,6 +232,15 @@ def periods(months: Sequence[Period]) -> Table:
     return table("Months", ["month", "status", "closed by", "statement"], rows)
 
 
+def checklist(period: Period) -> Table:
+    """A table of what closing a month asks."""
+    return table(
+        f"What closing {period.month} asks",
+        ["item", "state", "what is known"],
+        ((one.item, Text(one.state, "yellow" if one.state == "objects" else ""), one.text) for one in period.checklist),
+    )
+
+
 def backups(stored: Sequence[Backup]) -> Table:
     """A table with one backup per line, newest first; its damage in place of a SHA-256 that is unknown."""
     return table(
@@ -427,7 +436,7 @@ def changes(answer: ChangesAnswer, zone: ZoneInfo) -> Table:
     known = f"its draft of {since}" if answer.draft else f"{since}, without a draft: acts and prices only"
     return table(
         f"What changed {answer.month} since {known}",
-        ["cause", "team", *figures(f"amount {answer.currency or ''}"), "when", "why"],
+        ["cause", "team", *figures(f"amount {answer.currency or ''}"), "when", "why", "by"],
         (
             (
                 one.cause,
@@ -435,6 +444,7 @@ def changes(answer: ChangesAnswer, zone: ZoneInfo) -> Table:
                 money(one.amount, answer.currency),
                 NOTHING if one.at_ms is None else instant(one.at_ms, zone),
                 one.reason or NOTHING,
+                one.who or NOTHING,
             )
             for one in answer.changes
         ),

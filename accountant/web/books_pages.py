@@ -19,6 +19,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from accountant.api.access_control import Admin, Reader, admit, check_form, check_teams, require_all_teams, team_filter
 from accountant.api.bookkeeping_routes import list_periods
+from accountant.api.closing_checklist import checklist
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.months_due import MonthsDue, month_unknown, months_due, shown_adjustment
 from accountant.api.query_parameters import Params, edge, invalid
@@ -67,7 +68,7 @@ def due_of(deps: Deps, month: Month) -> MonthsDue:
     return found
 
 
-def _empty_as_none(value: object) -> object:
+def empty_as_none(value: object) -> object:
     """A form sends an empty text for a field that is not filled in."""
     return None if value == "" else value
 
@@ -80,7 +81,7 @@ TABLES: Final = PageTables(
 
 
 class InvoicesParams(TablesParams):
-    team: Annotated[str | None, BeforeValidator(_empty_as_none)] = Field(default=None, max_length=253)
+    team: Annotated[str | None, BeforeValidator(empty_as_none)] = Field(default=None, max_length=253)
     page: int = Field(default=1, ge=1, le=10_000)
 
 
@@ -150,7 +151,7 @@ class StepsParams(Params):
 
     team, amount, approved_by, reason: of a credit or charge that is shown and not booked; without a team: none is."""
 
-    since: Annotated[str | None, BeforeValidator(_empty_as_none)] = Field(default=None, max_length=64)
+    since: Annotated[str | None, BeforeValidator(empty_as_none)] = Field(default=None, max_length=64)
     team: str = Field(default="", max_length=253)
     amount: str = Field(default="", max_length=40)
     approved_by: str = Field(default="", max_length=253)
@@ -176,6 +177,7 @@ def steps(
     return month_and_decision_pages.page(
         request, "/invoices", "invoice_steps.html", deps, month=calendar_month,
         status=status, due=due_of(deps, calendar_month), objections=objections,
+        checks=checklist(deps, calendar_month, objections, due_of(deps, calendar_month)),
         state=state_of(status, month_unknown(deps, calendar_month), len(objections)),
         may=principal.may("admin"), forms=month_and_decision_pages.takes_forms(request, deps),
         params=params, shown=shown,
@@ -253,7 +255,7 @@ class AuditPageParams(Params):
     """The parameters of the page. kind: of the acts; who: the caller; subject: what they concern; search: part of
     subject, reason or caller; start, end: when."""
 
-    kind: Annotated[ActKind | None, BeforeValidator(_empty_as_none)] = None
+    kind: Annotated[ActKind | None, BeforeValidator(empty_as_none)] = None
     who: str = Field(default="", max_length=253)
     subject: str = Field(default="", max_length=1_000)
     search: str = Field(default="", max_length=253)
