@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import cache
 from itertools import groupby
+from operator import itemgetter
 from typing import Final, TypeAlias
 from xml.etree import ElementTree as ET
 
@@ -177,6 +179,7 @@ def daily(days: Sequence[DayRow], title: str, everyone: Collection[str] = (), *,
                 for stack in stacks
             ),
             day.unknown,
+            weekend=is_weekend(day.day),
         )
         for day in days
     ]
@@ -192,6 +195,7 @@ class ChartColumn:
     told: its values as text, one a line.
     parts: class and value of each part, the lowest first.
     unknown: the part of the time, from 0 to 1, of which nothing is known.
+    weekend: whether its time is of a Saturday or Sunday, which is shaded.
     edges: where its time begins and ends, as a page's parameters say it, for a page whose script zooms; "" for an end
         that is that of the page."""
 
@@ -201,6 +205,19 @@ class ChartColumn:
     parts: Sequence[tuple[str, float]]
     unknown: float = 0.0
     edges: tuple[str, str] | None = None
+    weekend: bool = False
+
+
+def is_weekend(day: date) -> bool:
+    return day.weekday() >= 5
+
+
+def shade_weekends(svg: ET.Element, days: Sequence[bool], left: float, pitch: float, top: float, height: float) -> None:
+    """Shade the columns that are of weekends, those side by side as one. days: whether each column is."""
+    for weekend, several in groupby(enumerate(days), key=itemgetter(1)):
+        places = [place for place, _ in several]
+        if weekend:
+            rect(svg, "weekend", left + pitch * places[0], top, pitch * len(places), height)
 
 
 def unknown_text(part: float) -> str:
@@ -231,9 +248,10 @@ def stacked(
     def y(value: float) -> float:
         return round(_TOP + plot_h * (1 - value / top), 2)
 
+    pitch = plot_w / max(1, len(columns))
+    shade_weekends(svg, [column.weekend for column in columns], _LEFT, pitch, _TOP, plot_h)
     for step in range(5):
         _grid_line(svg, _TOP + plot_h * (1 - step / 4), f"{top * step / 4:,.2f}".rstrip("0").rstrip("."))
-    pitch = plot_w / max(1, len(columns))
     if any(column.edges for column in columns):
         svg.set("data-left", str(_LEFT))
         svg.set("data-right", str(_LEFT + plot_w))
@@ -368,6 +386,10 @@ def _nice(value: float) -> float:
     return next(step * power for step in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10, 12) if step * power >= value * 0.9999)
 
 
+_HINTS: Final = 6
+"""Suggestions of a report; files have all of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Links:
     """Functions that return the URLs to which a report links as a page of the accountant.
@@ -376,6 +398,7 @@ class Links:
     act: the journal entry of a correction or adjustment.
     user: what a user held.
     jobs: the URL of the list of all jobs.
+    savings: the URL of the list of all jobs for which less would have been enough.
     order: the order of the tables."""
 
     lines: Callable[..., str]
@@ -385,6 +408,7 @@ class Links:
     act: Callable[[Correction | Adjustment], str]
     user: Callable[[str], str]
     jobs: str
+    savings: str
     order: TableSorting
 
 
@@ -400,6 +424,7 @@ def render_html(report: Report, links: Links | None = None) -> str:
             order=links.order if links is not None else TABLES.sorting(),
             statement_hash=statement_hash(report.statement),
             f=figure_formatting,
+            most_hints=_HINTS,
             several_clusters=len({row.cluster for row in _of_jobs(report)}) > 1,
             series=series(report.daily, report.everyone),
             daily=daily(report.daily, title, report.everyone, capacity=report.team is None),

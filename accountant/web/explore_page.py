@@ -25,7 +25,7 @@ from accountant.core.periods import Days, Month
 from accountant.exports.protocol import file_name
 from accountant.ledger.protocols import JobKey
 from accountant.reports import figure_formatting, html_page
-from accountant.reports.html_page import ChartColumn
+from accountant.reports.html_page import ChartColumn, is_weekend
 from accountant.web import month_and_decision_pages, page_queries, saved_views
 from accountant.web.explore_table import (
     COLUMNS,
@@ -438,7 +438,17 @@ def _chart(chart: Series, measure: Measure, currency: str | None, edges: Sequenc
         label = name if labelled else ""
         stacks = [(parts[at][0], _height(measure, value)) for at, value in sorted(cell.parts.items())
                   if value is not None]  # fmt: skip
-        columns.append(ChartColumn(label, label, "\n".join(told), stacks, cell.unknown, edges[place]))
+        columns.append(
+            ChartColumn(
+                label,
+                label,
+                "\n".join(told),
+                stacks,
+                cell.unknown,
+                edges[place],
+                chart.unit != "month" and is_weekend(date.fromisoformat(cell.name[:10])),
+            )
+        )
     title = f"{FIGURES[measure].title} by {chart.unit}, {_unit(FIGURES[measure], currency)}"
     named = ", ".join(name for _, name in parts)
     return html_page.stacked("explored", columns, title, f"Parts from below: {named}.", thinned=False)

@@ -70,6 +70,7 @@ class GroupDay:
     nothing is known of it, or it has no such day. deserved: the queues' deserved GPU-hours."""
 
     name: str
+    weekend: bool
     unknown: float
     accounts: Accounts
     cost: Decimal | None
@@ -338,6 +339,7 @@ def _days(
         found.append(
             GroupDay(
                 f"{day:%-d %b}",
+                html_page.is_weekend(day),
                 known[0].get(at, 1.0),
                 helds[0].get(at, Accounts()),
                 costs[0].get(at, Decimal(0)),
@@ -389,7 +391,9 @@ def _cost_chart(found: Group, currency: str) -> str:
         if day.unknown:
             told.append(html_page.unknown_text(day.unknown))
         columns.append(
-            ChartColumn(day.name, day.name, "\n".join(told), [("a-busy", float(day.cost or 0))], day.unknown)
+            ChartColumn(
+                day.name, day.name, "\n".join(told), [("a-busy", float(day.cost or 0))], day.unknown, None, day.weekend
+            )
         )
     levels = [None if day.cost_before is None else float(day.cost_before) for day in found.days]
     return html_page.stacked("explored", columns, f"Cost by day, {currency}",
@@ -417,6 +421,7 @@ def _use_chart(found: Group) -> str:
                 "\n".join(told),
                 [(f"a-{name}", gpu_us / US_PER_HOUR) for name, gpu_us in parts],
                 day.unknown,
+                weekend=day.weekend,
             )
         )
     levels = [

@@ -19,7 +19,7 @@ from accountant.ledger.protocols import Moment
 from accountant.ledger.usage import ACCOUNTS, HELD, added
 from accountant.prices.price_book import PriceBook
 from accountant.reports import figure_formatting
-from accountant.reports.html_page import ChartSeries, ranked
+from accountant.reports.html_page import ChartSeries, is_weekend, ranked, shade_weekends
 from accountant.wire.list_order import PageTables
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, BudgetState
@@ -266,6 +266,7 @@ def cost_svg(days: tuple[DayCost, ...], currency: str, title: str) -> str:
     for share in (0.5, 1.0):
         text(svg, "tick", 0, bottom - plot * share + 4, figure_formatting.large_money(Decimal(most * share), currency))
     pitch = (_WIDTH - _LEFT - _RIGHT) / max(1, len(days))
+    shade_weekends(svg, [is_weekend(one.day) for one in days], _LEFT, pitch, _TOP, plot)
     for number, one in enumerate(days):
         x, group = _LEFT + pitch * number, ET.SubElement(svg, "g")
         said = figure_formatting.money(one.cost, currency) if one.cost is not None else "unknown"

@@ -71,7 +71,9 @@ def _chart_style() -> str:
     without the page's rules and variables."""
     css = (resources.files("accountant.reports") / "templates" / "report.css").read_text(encoding="utf-8")
     colours = dict(re.findall(r"(--[\w-]+): (#[0-9a-f]+)", css.partition("@media")[0]))
-    rules = re.findall(r"(?<!\w)((?:svg )?\.(?:s\d|s-rest|a-\w+|unknown|grid|capacity|tick|end|mid) \{[^}]*\})", css)
+    rules = re.findall(
+        r"(?<!\w)((?:svg )?\.(?:s\d|s-rest|a-\w+|unknown|weekend|grid|capacity|tick|end|mid) \{[^}]*\})", css
+    )
     text = "\n".join(rule.removeprefix("svg ") for rule in rules)
     return re.sub(r"var\((--[\w-]+)\)", lambda match: colours[match[1]], text)
 
