@@ -219,7 +219,8 @@ def _state(
             if (begin, stop) == day_span(day, tz):
                 whole_days.append(_per_24_hours(amount, begin, stop))
         so_far = spent if spent_amount is None else spent_amount
-        forecast = run_rate(whole_days, float(so_far), (end_ms - now_ms) / MS_PER_DAY)
+        if now_ms < end_ms:
+            forecast = run_rate(whole_days, float(so_far), (end_ms - now_ms) / MS_PER_DAY)
         if spent >= budget.limit:
             exhausted = Exhaustion(*[_used_up(past, float(budget.limit), now_ms)] * 3)
         else:

@@ -36,6 +36,8 @@ class InvoiceIssuer(Model):
     """Name of that account."""
     host: str = Field(default="", max_length=200)
     """HostProviderName: the cloud or data centre of the GPUs; empty: not stated."""
+    payment_days: int | None = Field(default=None, ge=0, le=366)
+    """Days after the date of issue within which an invoice is to be paid; null: invoices state no date of payment."""
 
 
 def _checked_address(text: str) -> str:

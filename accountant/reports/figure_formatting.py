@@ -5,7 +5,7 @@ Rounding here is for display only; files for programs (CSV, canonical JSON) do n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -294,6 +294,11 @@ def records_begin(start_ms: int, end_ms: int, since_ms: int, tz: ZoneInfo) -> st
         return ""
     begin = datetime.fromtimestamp(since_ms // MS_PER_SECOND, tz)
     return f"records begin {begin:%-d %b %Y %H:%M}: nothing is known of {span_of(start_ms, since_ms, tz)}"
+
+
+def date_of(day: date) -> str:
+    """A date: `5 November 2026`."""
+    return f"{day:%-d %B %Y}"
 
 
 def _day(at_ms: int, tz: ZoneInfo) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date, timedelta
 from decimal import Decimal
 from typing import Final
 from zoneinfo import ZoneInfo
@@ -41,7 +42,7 @@ from accountant.billing.statements import build as build_statement
 from accountant.billing.usage_pricing import charges
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.month_closing import booked_in_month, booked_later
-from accountant.core.periods import Days, Month, by_month, compared_span, span_before, zone
+from accountant.core.periods import Days, Month, by_month, compared_span, local_date, span_before, zone
 from accountant.core.settings import InvoiceIssuer
 from accountant.history_import.import_run import IMPORTING, ImportRow, import_rows, imported_chunks
 from accountant.ledger.protocols import Moment, ReadableLedger
@@ -329,7 +330,6 @@ EPOCH_JOBS = 10
 """Number of jobs listed with their epochs."""
 MOST_EPOCH_JOBS = 50
 """Number of jobs from which on the data for all teams has the epochs of no further team."""
-HINTS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,6 +401,18 @@ class Report:
         month = self.statement.month
         invoiced = self.issuer is not None and self.team not in (None, IDLE) and self.due_total is not None
         return invoice_number(Month.parse(month), self.team or "") if invoiced and month is not None else ""
+
+    @property
+    def issued(self) -> date | None:
+        """The date of the invoice, on which its month was closed; None for a draft, and if it is no invoice."""
+        closing = self.statement.closing
+        return local_date(closing.at_ms, self.tz) if self.invoice and closing is not None else None
+
+    @property
+    def payable_by(self) -> date | None:
+        """The date by which the invoice is to be paid; None if its issuer states none."""
+        days = None if self.issuer is None else self.issuer.payment_days
+        return None if self.issued is None or days is None else self.issued + timedelta(days=days)
 
     @property
     def lines(self) -> tuple[StatementLine, ...]:
@@ -557,7 +569,7 @@ def made_of(
         unnamed_users=max(0, len(users) - TOP_USERS),
         daily=report_breakdowns.daily(found.hourly, start_ms, end_ms, tz, team),
         quotas=tuple(row for row in of_queues if team in (None, row.team)),
-        hints=savings_hints(candidates, found.peaks)[:HINTS],
+        hints=savings_hints(candidates, found.peaks),
         idle_holders=tuple(jobs.hardly_used(TOP)),
         spot=jobs.candidates(book, end_ms - 1)[:TOP],
         waits=tuple(row for row in found.waits if team in (None, row.team)),

@@ -275,7 +275,7 @@ def _summary(report: Report) -> ReportTable:
         "unallocated_cost:money due:money not_billed:money booked_since:money cost_before:money "
         "before_start:instant before_end:instant "
         f"capacity_gpu_hours:hours {_USE.partition(' idle_cost')[0]} jobs:count coverage:ratio price_book_version:text "
-        "policy_versions:text statement_sha256:text",
+        "policy_versions:text statement_sha256:text invoice:text issued:text payable_by:text",
         (
             (
                 report.team or "cluster", report.start_ms, report.end_ms, report.tz.key, report.period,
@@ -288,6 +288,7 @@ def _summary(report: Report) -> ReportTable:
                 head.figures.accounts.total if stated.gpu_us else None, *use,
                 head.jobs if stated.metered else None, stated.coverage if stated.gpu_us else None,
                 stated.price_book_version, ", ".join(stated.policy_versions), statement_hash(stated),
+                report.invoice, *("" if day is None else day.isoformat() for day in (report.issued, report.payable_by)),
             ),
         ),
     )  # fmt: skip

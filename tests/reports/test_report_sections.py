@@ -366,6 +366,7 @@ def test_budgets_forecast_and_jobs_lead_to_what_is_behind_them(team: str | None)
     links = html_page.Links(
         lines=to_lines(Month.parse("2026-10"), team), job=job, team=lambda name: f"/team/{name}",
         month=lambda name: f"/month/{name}", act=lambda _: "/act/1", user=lambda name: f"/user/{name}", jobs="/jobs",
+        savings="/savings",
         order=html_page.TABLES.sorting(),
     )  # fmt: skip
     found = sample_month.report(team)
