@@ -326,7 +326,7 @@ async def report_pods(request: Request, deps: AppDeps, principal: Admin) -> Obse
 
 
 policy_router = APIRouter(tags=["policy"])
-_FAR_MS = 253_402_300_800_000
+FAR_MS = 253_402_300_800_000
 """The year 10000: later than any policy."""
 
 
@@ -374,7 +374,7 @@ def policy_versions(deps: AppDeps, principal: Reader) -> list[PolicyVersion]:
 
 
 def _versions(deps: Deps) -> list[PolicyVersion]:
-    return deps.ledger.status().policies(0, _FAR_MS)
+    return deps.ledger.status().policies(0, FAR_MS)
 
 
 decision_router = APIRouter(tags=["decisions"])

@@ -20,6 +20,7 @@ from pydantic import Field
 
 from accountant.api.access_control import Reader, own_teams_only, team_for
 from accountant.api.dependencies import AppDeps, Deps
+from accountant.api.ingest_and_policy_routes import FAR_MS
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import Params
 from accountant.billing.statement_breakdown import (
@@ -45,6 +46,7 @@ from accountant.reports import figure_formatting
 from accountant.web import month_and_decision_pages, page_queries
 from accountant.web.page_queries import Bills, books
 from accountant.web.page_rows import of_lines
+from accountant.web.version_differences import MOST_LINES, difference_of
 from accountant.wire.policy_models import IDLE
 from gputally.base.money import exact_sum, plain
 from gputally.base.untrusted_text import for_cell
@@ -236,8 +238,10 @@ def act(request: Request, number: int, deps: AppDeps, principal: Reader) -> Resp
         if not corrections and not adjustments:
             raise own_teams_only(principal)
     book = deps.book()
+    found = difference_of(acts[0], deps.books.prices.versions, deps.ledger.status().policies(0, FAR_MS))
     return month_and_decision_pages.page(
         request, "/month", "act.html", deps, act=acts[0], what=WHAT[acts[0].kind], corrections=corrections,
+        difference=None if found is None else found[:MOST_LINES], left_out=max(0, len(found or ()) - MOST_LINES),
         adjustments=adjustments, currency=book.currency if book else None,
         month=acts[0].kind in (*ENTRIES, "invoiced", "drafted"),
         total=exact_sum([*(booking.amount for booking in corrections), *(booking.amount for booking in adjustments)]),
