@@ -267,6 +267,7 @@ def _daily_means(result: Comparison, queue: str, case: str) -> list[tuple[float,
 
 ROUTES = (
     PageRoute("GET", "/shares", "read", queue_pages.shares, for_teams=True),
+    PageRoute("GET", "/shares/shares.csv", "read", queue_pages.shares_file, for_teams=True),
     PageRoute("GET", "/shares/queue/", "read", queue_pages.queue, for_teams=True),
     PageRoute("GET", "/shares/decisions", "read", queue_pages.decisions),
     PageRoute("GET", "/shares/decision", "read", queue_pages.decision),

@@ -8,6 +8,8 @@ a caller does not see sentences that can name siblings, parents and waiting work
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -32,6 +34,7 @@ from fairshare.web.queue_history import LastCycle
 from fairshare.web.svg_plots import PlotLine
 from gputally.base.errors import AccountantUnavailable, FairshareError
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
+from gputally.base.untrusted_text import for_cell
 
 State = Literal["published", "steady", "tried", "held", "trouble", "none"]
 """The state of a queue's weight: written, unchanged in its interval, only planned (dry-run), held with all weights,
@@ -239,6 +242,30 @@ def shares(request: RequestContext) -> Response:
         names=[each.name for _, each in PolicyTree(snapshot.policy).downwards()], wanted=name, weight=weight,
         tried=tried, wrong=wrong,
     )  # fmt: skip
+
+
+def shares_file(request: RequestContext) -> Response:
+    """Answer `/shares/shares.csv`: the queues of every target in the order of the page, with exact figures."""
+    snapshot = request.app.snapshot()
+    order = _sorting(request, "/shares", {})
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        ["target", "queue", "team", "used_part", "entitled_part", "guaranteed_gpus", "due_gpus", "held_gpus",
+         "asked_gpus", "owed_gpu_hours", "configured_weight", "weight", "state"]
+    )  # fmt: skip
+    tree = PolicyTree(snapshot.policy)
+    for target in _targets(snapshot, _own(request, snapshot.policy)):
+        for row in order.rows("shares", target.rows):
+            deserved = "unlimited" if row.queue.deserved == UNLIMITED else row.queue.deserved
+            figures = (row.used, row.entitled if target.gpus else None, deserved, row.due, row.held, row.asked,
+                       row.owed_gpu_h, row.queue.weight, row.weight)  # fmt: skip
+            writer.writerow(
+                [target.name, for_cell(row.name), for_cell(tree.team(row.name) or ""),
+                 *("" if one is None else one for one in figures), row.word]
+            )  # fmt: skip
+    headers = {"Content-Disposition": 'attachment; filename="gputally-shares.csv"', "Cache-Control": "no-store"}
+    return Response(text.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
 
 
 def queue(request: RequestContext) -> Response:

@@ -159,8 +159,8 @@ class Running:
 
 
 CONTROLLER: Final[Mapping[str, str]] = {
-    "/shares": "", "/shares/queue/": "vision", "/shares/decisions": "", "/shares/decision": "?id=none&at=1",
-    "/shares/policy": "", "/shares/preview/": "none",
+    "/shares": "", "/shares/shares.csv": "", "/shares/queue/": "vision", "/shares/decisions": "",
+    "/shares/decision": "?id=none&at=1", "/shares/policy": "", "/shares/preview/": "none",
 }  # fmt: skip
 """The rest of the addresses of the controller's pages."""
 

@@ -148,6 +148,7 @@ PASSES: dict[tuple[str, str], frozenset[str]] = {
     ("GET", "/shares"): READ | TEAMS,
     ("GET", "/shares/queue/"): READ | TEAMS,
     ("GET", "/shares/decisions"): READ,
+    ("GET", "/shares/shares.csv"): READ | TEAMS,
     ("GET", "/shares/decision"): READ,
     ("GET", "/shares/policy"): READ,
     ("GET", "/shares/preview/"): READ,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import threading
 from base64 import b64encode
@@ -218,6 +220,17 @@ def test_shares_say_which_queue_is_above_its_guarantee(open_stage: Stage) -> Non
     rows = dict(re.findall(r"<tr><th[^>]*><a [^>]*>(\w+)</a>(.*?)</tr>", told))
     assert "16.0 above its guarantee" in rows["vision"], "24 held, 8 guaranteed"
     assert "above" not in rows["serving"], "12 of 12"
+
+
+def test_the_file_of_shares_has_the_queues_of_the_page_in_its_order(open_stage: Stage) -> None:
+    rows = list(csv.DictReader(io.StringIO(open_stage.get("/shares/shares.csv").body.decode())))
+    shown = text(open_stage.get("/shares"))
+    assert rows
+    assert all(row["queue"] in shown and float(row["entitled_part"]) >= 0 for row in rows)
+    names = [(row["target"], row["queue"]) for row in rows]
+    by_name = open_stage.get("/shares/shares.csv?sort=shares.queue").body.decode()
+    assert [(row["target"], row["queue"]) for row in csv.DictReader(io.StringIO(by_name))] == sorted(names)
+    assert open_stage.get("/shares/shares.csv?sort=shares.nothing").status == 422
 
 
 def test_another_weight_is_tried_on_the_page_of_shares(open_stage: Stage) -> None:
