@@ -80,7 +80,9 @@ from accountant.web import (
     node_list_page,
     provider_invoice_page,
     saved_views,
+    savings_page,
     statement_detail_pages,
+    waits_page,
 )
 from accountant.wire.policy_models import Policy
 from gputally.base.background_tasks import BackgroundTasks
@@ -122,6 +124,8 @@ ROUTES = (
             job_and_node_pages.router,
             explore_page.router,
             job_list_page.router,
+            savings_page.router,
+            waits_page.router,
             node_list_page.router,
             saved_views.router,
             group_page.router,

@@ -39,13 +39,14 @@ _OF_LINE = ("team", "account", "detail", "gpu_model", "capacity_type", "price_ro
 _LINE_TYPES = {"unit_price": "object", "gpu_us": "int64", "gpu_hours": "object", "cost": "object"}
 _OF_JOB = ("id", "cluster", "namespace", "job", "teams", "queues", "users", "gpu_models", "state")
 _JOB_TYPES = {
-    "pods": "int64", "epochs": "int64", "waited_ms": "Int64", "unpriced_gpu_us": "int64", "gpus": "object",
-    "cost": "object", "burn_per_hour": "object",
+    "pods": "int64", "epochs": "int64", "waited_ms": "Int64", "waiting_ms": "Int64", "unpriced_gpu_us": "int64",
+    "gpus": "object", "cost": "object", "burn_per_hour": "object",
 }  # fmt: skip
 _HELD = {name: f"{name}_gpu_us" for name in ("busy", "allocated_idle", "allocated_unknown")}
 _COSTS = ("cost", "held_cost", "unheld_cost")
 _DECIMALS_OF_LINE = ("unit_price", "gpu_hours", "cost")
 _DECIMALS_OF_JOB = ("gpus", "cost", "burn_per_hour")
+_OF_JOBS = ("currency", "total_cost", "total_burn_per_hour", "price_book_version")
 _OF_STATEMENT = (
     "cost", "due", "due_total", "not_billed", "currency", "status", "hash", "coverage", "unpriced_gpu_us",
     "price_book_version",
@@ -167,10 +168,11 @@ class Client:
         """Return the jobs with their usage in the span, one per row. What `where` excludes of a job does not count.
 
         The columns are names (several joined by `;`), `state`, `pods`, `epochs`, held GPU time by account in
-        microseconds, `waited_ms`, and `gpus`, `cost` and `burn_per_hour` as Decimal. The costs are None if some of the
-        time has no price, and what a job holds now is None if that is unknown.
+        microseconds, `waited_ms`, `waiting_ms` (of the pod that has waited longest and still waits), and `gpus`,
+        `cost` and `burn_per_hour` as Decimal. The costs are None if some of the time has no price, and what a job holds
+        now is None if that is unknown.
 
-        attrs: currency, total_cost, price_book_version."""
+        attrs: currency, total_cost, total_burn_per_hour, price_book_version."""
         query = _grouped(start, end, (), where, timezone) | {"state": state}
         with _valid_answer("/v1/jobs"):
             pages = self._pages("/v1/jobs", query)
@@ -182,8 +184,8 @@ class Client:
                 for job in page["jobs"]
             )
             frame = _frame(rows, _OF_JOB, {**_JOB_TYPES, **dict.fromkeys(_HELD.values(), "int64")})
-            last = _with_decimals(pages[-1], ["total_cost"])
-            frame.attrs.update({name: last[name] for name in ("currency", "total_cost", "price_book_version")})
+            last = _with_decimals(pages[-1], ["total_cost", "total_burn_per_hour"])
+            frame.attrs.update({name: last[name] for name in _OF_JOBS})
         return frame
 
     def window(

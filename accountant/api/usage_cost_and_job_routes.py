@@ -258,6 +258,11 @@ class WaitParams(SpanParams):
 def waits(params: Annotated[WaitParams, Query()], deps: AppDeps, principal: Reader) -> list[WaitLine]:
     """Returns the waiting times of the caller's teams: of the pods that waited in the span, as known at its end. A pod
     that was placed later counts as waiting, as in reports."""
+    return wait_lines(params, deps, principal)[1]
+
+
+def wait_lines(params: WaitParams, deps: Deps, principal: Principal) -> tuple[QuerySpan, list[WaitLine]]:
+    """The span of a question about waits, and its lines. Raises Refusal."""
     now = deps.clock.wall_ms()
     span = params.span(now, deps.settings.timezone, deps.settings.limits)
     check_cost(deps.ledger, deps.settings.limits, span, clusters=() if params.cluster is None else (params.cluster,))
@@ -269,7 +274,7 @@ def waits(params: Annotated[WaitParams, Query()], deps: AppDeps, principal: Read
         if (principal.teams is None or pod.team in principal.teams) and params.cluster in (None, pod.cluster):
             key = {"team": pod.team, "queue": pod.queue, "namespace": pod.facts.namespace}[params.by]
             groups[key].append((pod.cluster, wait))
-    return [
+    return span, [
         WaitLine(
             key=key,
             pods=len(group),
@@ -362,7 +367,10 @@ class JobsParams(WhereParams):
         description="Only jobs of which a scheduler, or something else that evicts, stopped pods in the span.",
     )
     search: str = Field(
-        default="", max_length=253, description="Only jobs with this text in CLUSTER/NAMESPACE/KIND/NAME, in any case."
+        default="",
+        max_length=253,
+        description="Only jobs with this text in CLUSTER/NAMESPACE/KIND/NAME, or in CLUSTER/NAMESPACE/NAME of one of "
+        "their pods, in any case.",
     )
     sort: JobSort = "name"
     compare: Compared = False

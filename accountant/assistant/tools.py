@@ -16,12 +16,12 @@ from urllib.parse import quote, urlencode
 
 from pydantic import Field, TypeAdapter
 
-from accountant.api.bookkeeping_models import ChangesAnswer
+from accountant.api.bookkeeping_models import ChangesAnswer, Period
 from accountant.assistant.protocol import AssistantTool
 from accountant.billing.statements import SCHEMA, canonical, from_canonical
 from accountant.core.periods import Month, utc, zone
 from accountant.wire.dimensions import DECLARED
-from accountant.wire.option_types import JobKind, JobState
+from accountant.wire.option_types import JobKind, JobState, WaitGroup
 from accountant.wire.policy_models import Decision
 from accountant.wire.typed_accountant_client import AccountantClient
 from accountant.wire.usage_cost_and_job_models import (
@@ -37,6 +37,7 @@ from accountant.wire.usage_cost_and_job_models import (
     NodesAnswer,
     NodeSort,
     UsageAnswer,
+    WaitLine,
 )
 from gputally.base.accountant_connection import Unanswered
 from gputally.base.instants import duration_seconds, in_calendar, parse_edge
@@ -144,7 +145,9 @@ def jobs(
     stopped: Annotated[
         bool, Field(description="Only jobs of which a scheduler, or something else that evicts, stopped pods.")
     ] = False,
-    search: Annotated[str, Field(max_length=253, description="Only jobs with this text in their path.")] = "",
+    search: Annotated[
+        str, Field(max_length=253, description="Only jobs with this text in their path or in a pod's name.")
+    ] = "",
     sort: JobSort = "cost",
     limit: Limit = 20,
     page: Page = None,
@@ -162,6 +165,7 @@ def jobs(
         accountant, f"GPU-hours; {found.currency or 'no price book'}", found, rows, "/v1/jobs", query,
         jobs=found.count, jobs_that_held_a_gpu=found.held_count,
         gpu_hours=_hours(found.total_gpu_us), total_cost=_money(found.total_cost),
+        total_cost_per_hour=_money(found.total_burn_per_hour),
     )  # fmt: skip
 
 
@@ -286,7 +290,9 @@ def explain_weight(
 
 def why_waiting(
     accountant: AccountantClient,
-    job: Annotated[str, Field(min_length=1, max_length=253, description="A part of the job's path or name.")],
+    job: Annotated[
+        str, Field(min_length=1, max_length=253, description="A part of the job's path, or of a pod's name.")
+    ],
     start: Start = "7d",
     limit: Annotated[int, Field(ge=1, le=20, description="Rows of one page.")] = 5,
 ) -> dict[str, Any]:
@@ -309,13 +315,46 @@ def why_waiting(
         for one in found.jobs
     ]
     if not (rows or found.note):
-        found = found.model_copy(update={"note": "no waiting job has this text in its path: ask jobs for its state"})
+        found = found.model_copy(
+            update={"note": "no waiting job has this text in its path or in a pod's name: ask jobs for its state"}
+        )
     return _page(accountant, "seconds", found, rows, "/v1/jobs", query, jobs=found.count)
+
+
+def waits(
+    accountant: AccountantClient,
+    by: WaitGroup = "queue",
+    start: Start = "7d",
+    end: End = None,
+    cluster: Annotated[str | None, Field(max_length=253, description="Only pods of this cluster.")] = None,
+    offset: Annotated[int, Field(ge=0, le=1_000_000, description="Rows to skip: `next_offset`.")] = 0,
+    limit: Limit = 50,
+) -> dict[str, Any]:
+    """How long pods waited in each queue, team or namespace: mean, median, 95th percentile and longest, in seconds, in
+    the queue (`queued`) and from their placement until they ran (`starting`); how many still wait (null: unknown). The
+    longest median first."""
+    span = _span(accountant, start or "7d", end)
+    query = {"by": by, "start": str(span.start_ms), "end": str(span.end_ms), "cluster": cluster}
+    found = list(accountant.ask(tuple[WaitLine, ...], "/v1/waits", query))
+    found.sort(key=lambda one: (one.queued.median is None, -(one.queued.median or 0), one.key))
+    shown, following = from_offset(found, offset, limit)
+    rows = [
+        {by: one.key, "pods": one.pods, "waiting": one.waiting, "note": one.note}
+        | {f"{phase}_{name}_seconds": getattr(getattr(one, phase), name)
+           for phase in ("queued", "starting") for name in ("mean", "median", "p95", "longest")}
+        for one in shown
+    ]  # fmt: skip
+    return envelope(
+        accountant, "seconds", span.start_ms, span.end_ms, span.coverage, rows, f"/waits?{_of(query)}",
+        groups=len(found), next_offset=following, next_page=None,
+    )  # fmt: skip
 
 
 def attempts(
     accountant: AccountantClient,
-    job: Annotated[str, Field(min_length=1, max_length=253, description="A part of the job's path or name.")],
+    job: Annotated[
+        str, Field(min_length=1, max_length=253, description="A part of the job's path, or of a pod's name.")
+    ],
     start: Start = "7d",
     end: End = None,
     limit: Limit = 20,
@@ -323,11 +362,13 @@ def attempts(
     """Each time in the span that a job ran: when, how long it waited before, what it held, how it ended, by whom and
     why it was stopped, and who held its GPUs next. `lost_gpu_hours` is what all stops lost
     since a checkpoint (null: unknown of one). Newest first, for the dearest job of the span with this text in its
-    path."""
+    path or in the name of one of its pods."""
     query = {"start": start, "end": end, "search": job, "limit": "1"}
     found = accountant.ask(JobsAnswer, "/v1/jobs", query)
     if not found.jobs:
-        found = found.model_copy(update={"note": found.note or "no job of the span has this text in its path"})
+        found = found.model_copy(
+            update={"note": found.note or "no job of the span has this text in its path or in a pod's name"}
+        )
         return _page(accountant, "GPU-hours", found, (), "/v1/jobs", query, jobs=0)
     (listed,) = found.jobs
     span = {"start": str(found.start_ms), "end": str(found.end_ms)}
@@ -367,6 +408,21 @@ def months(accountant: AccountantClient, limit: Limit = 24) -> dict[str, Any]:
     span = periods[0]["start_ms"], periods[-1]["end_ms"]
     covered = _span(accountant, str(span[0]), None).coverage
     return envelope(accountant, "month", *span, covered, rows, "/v1/periods", months=len(periods), next_page=None)
+
+
+def closing(
+    accountant: AccountantClient,
+    month: Annotated[str, Field(pattern=r"^\d{4}-\d{2}$", description="The month: 2026-10.")],
+) -> dict[str, Any]:
+    """What closing a month asks: each thing that is looked at, whether it is clear, open, or objects to closing, what
+    is known of it, and its page. Empty for a closed month. Needs a token that may see all teams."""
+    found = accountant.ask(Period, f"/v1/periods/{quote(month)}")
+    span = _span(accountant, f"{month}-01", f"{Month.parse(month).next}-01")
+    rows = [{**one.model_dump(), "link": accountant.public_url + one.link} for one in found.checklist]
+    return envelope(
+        accountant, "month", span.start_ms, span.end_ms, span.coverage, rows, f"/invoices/{month}", month=month,
+        state=found.state, next_page=None,
+    )  # fmt: skip
 
 
 def changes(
@@ -466,8 +522,8 @@ def provider_invoice(
 TOOLS: Final = tuple(
     AssistantTool(tool.__name__, tool)
     for tool in (
-        usage, cost, jobs, attempts, nodes, holds, explain_statement, explain_weight, why_waiting, months, changes,
-        budgets, guarantees, provider_invoice,
+        usage, cost, jobs, waits, attempts, nodes, holds, explain_statement, explain_weight, why_waiting, months,
+        closing, changes, budgets, guarantees, provider_invoice,
     )
 )  # fmt: skip
 
@@ -585,6 +641,7 @@ def _job(accountant: AccountantClient, job: Job) -> dict[str, Any]:
         "gpus_now": _money(job.gpus), "asks_gpus": job.asks_gpus, "cost_an_hour": _money(job.burn_per_hour),
         "created": None if job.created_ms is None else utc(job.created_ms),
         "waited_seconds": None if job.waited_ms is None else job.waited_ms // MS_PER_SECOND,
+        "waiting_seconds": None if job.waiting_ms is None else job.waiting_ms // MS_PER_SECOND,
         "link": f"{accountant.public_url}/job/{quote(as_name(job.id, _LONGEST), safe='~')}",
     }  # fmt: skip
 

@@ -47,6 +47,7 @@ from accountant.web.page_rows import adjusting, correcting, to_lines
 from accountant.wire import decision_text
 from accountant.wire.list_order import UNSORTED, PageTables, TableSorting
 from accountant.wire.policy_models import Decision, DecisionKind
+from accountant.wire.usage_cost_and_job_models import Dimension, label_dimension
 from gputally.base.money import exact_sum
 from gputally.base.near_names import joined_names
 from gputally.base.units import MS_PER_DAY, MS_PER_SECOND
@@ -62,6 +63,7 @@ _SHOWN_NODES = 200
 _SEARCHED_NODES = 50
 """Nodes of which the page of coverage says when they lack records."""
 _SHOWN_SPANS = 100
+_SHOWN_VERSIONS = 50
 _MOST_FORM_BYTES = 10_000
 _FORM_S = 10.0
 """Time within which a form must arrive."""
@@ -209,7 +211,10 @@ def prices_page(request: Request, deps: AppDeps, principal: Reader) -> Response:
     shown = frozenset(row.id for row in book.shown_to(principal.teams).rows) if book is not None else frozenset()
     rows = tuple(price for price in book.prices if price.row.id in shown) if book is not None else ()
     in_force = {price.id for price in rows if price.is_valid(at)}
-    return page(request, "/prices", "prices.html", deps, book=book, rows=rows, in_force=in_force)
+    return page(
+        request, "/prices", "prices.html", deps, book=book, rows=rows, in_force=in_force,
+        versions=deps.books.prices.versions[-_SHOWN_VERSIONS:][::-1] if principal.teams is None else (),
+    )  # fmt: skip
 
 
 @router.get("/coverage")
@@ -345,6 +350,7 @@ def _report(request: Request, deps: Deps, month: str, team: str | None, order: T
         following=calendar_month.next if calendar_month.next.span(periods.zone(timezone))[0] < at else None,
         path="/month/" if team is None else f"/team/{quote(team, safe='')}?month=",
         query=f"month={calendar_month}" + (f"&team={quote(team, safe='')}" if team is not None else ""),
+        by_two=_by_two(deps, calendar_month, team),
         downloads=[export for export in exports().values() if not export.inline],
         style=page_layout.sheet("site.css"),
         menu=menu_of(request, deps),
@@ -353,6 +359,19 @@ def _report(request: Request, deps: Deps, month: str, team: str | None, order: T
                                          *pages_of_queues(deps, team=team)],
     )  # fmt: skip
     return tagged(request, report.value.replace("<body>", f"<body>{bar}", 1).encode(), HTML)
+
+
+def _by_two(deps: Deps, month: Month, team: str | None) -> tuple[str, str]:
+    """The cost of a month by the first exported label, or by team, and by GPU model: its name, and its page."""
+    labels = deps.settings.exported_labels
+    first: Dimension = label_dimension(labels[0]) if labels else "team" if team is None else "job"
+    over = month.span(deps.settings.zone)[1] <= deps.clock.wall_ms()
+    query = {
+        "start": f"{month}-01", "end": f"{month.next}-01" if over else None, "by": f"{first},gpu_model",
+        "where.team": team, "columns": "allocated,cost", "measure": "cost",
+    }  # fmt: skip
+    given = {name: value for name, value in query.items() if value is not None}
+    return f"by {title(first).lower()} and GPU model", "/explore?" + urlencode(given, safe=",:")
 
 
 MOST_QUEUES: Final = 6
@@ -421,6 +440,7 @@ def _links(deps: Deps, month: Month, team: str | None, order: TableSorting) -> h
         team=lambda name: f"/team/{quote(name, safe='')}?month={month}",
         month=of_month,
         act=act,
+        savings=f"/savings?month={month}" + (f"&team={quote(team, safe='')}" if team is not None else ""),
         jobs=f"/jobs?start={month}-01&end={month.next}-01"
         + (f"&where.team={quote(team, safe='')}" if team is not None else ""),
         order=order,

@@ -68,9 +68,10 @@ QUESTIONS = {
         lead=True,
     ),
     "preempted": Question(
-        "Why was my pod preempted?", ("Jobs", "Job/train"), ("12 Nov 12:00", "team nlp is owed 1 GPU", "Job/next"),
-        ("jobs", "prod/vision/Job/train"), ("team nlp is owed 1 GPU", "prod~nlp~Job~next"),
-        "attempts", {"job": "vision/Job/train", "start": "2026-11-01"},
+        "Why was my pod preempted?", ("Jobs", "search=worker-0", "Show", "Job/train"),
+        ("12 Nov 12:00", "team nlp is owed 1 GPU", "0.5", "Job/next"),
+        ("jobs", "worker-0"), ("last stop", "team nlp is owed 1 GPU", "prod~nlp~Job~next"),
+        "attempts", {"job": "worker-0", "start": "2026-11-01"},
         {"number": 1, "end": "preempted", "reason": "team nlp is owed 1 GPU", "gpu_hours": "2",
          "lost_gpu_hours": "0.5"},
     ),
@@ -115,6 +116,14 @@ QUESTIONS = {
         {"job": "prod/nlp/Job/later", "waited_seconds": 7200, "asks_gpus": 1, "created": "2026-11-16T10:00:00Z"},
         lead=True,
     ),
+    "waits of queues": Question(
+        "How long do pods wait in each queue?", ("Jobs", "how long queues wait"),
+        ("nlp", "4", "1", "0 s", "45.0 min"),
+        ("accountant", "waits", "--start", "7d"), ("nlp", "4", "0.75", "0.00"),
+        "waits", {"start": "7d"},
+        {"queue": "nlp", "pods": 4, "waiting": 1, "queued_mean_seconds": 2700, "queued_median_seconds": 0},
+        lead=True,
+    ),
     "twice the weight": Question(
         "What happens with twice the weight?", ("Shares", "queue=nlp", "weight=2", "Try it"),
         ("nlp", "1 → 2", "25.0 %", "27.8 %", "0.83"),
@@ -155,6 +164,13 @@ QUESTIONS = {
         ("accountant", "cost", "--by", "gpu_model"), ("NVIDIA H100 80GB HBM3", "306.00"),
         "cost", {"by": "gpu_model"}, {"gpu_model": "NVIDIA H100 80GB HBM3", "cost": "306"},
     ),
+    "by project and model": Question(
+        "What did each project cost on each GPU model?", ("Month", "by project and GPU model"),
+        ("NVIDIA H100 80GB HBM3", "228.00"),
+        ("accountant", "cost", "--by", "label:project,gpu_model"), ("chat", "NVIDIA H100 80GB HBM3", "228.00"),
+        "cost", {"by": "label:project,gpu_model"},
+        {"label:project": "chat", "gpu_model": "NVIDIA H100 80GB HBM3", "cost": "228"}, lead=True,
+    ),
     "by project": Question(
         "What did each project cost?", ("Explore", "by=label:project", "Show"), ("chat", "228.00"),
         ("accountant", "cost", "--by", "label:project"), ("chat", "228.00"),
@@ -191,9 +207,15 @@ QUESTIONS = {
         "changes", {"month": "2026-10"}, {"cause": "waiting", "team": "vision", "amount": "6.00", "gpu_hours": "1"},
     ),
     "since the draft": Question(
-        "What changed of this month since the draft?", ("Invoices", "2026-11"), ("late records", "nlp", "+66.00"),
+        "What changed of this month since the draft?", ("Invoices", "2026-11"),
+        ("late records", "nlp", "+66.00", "they arrived after it"),
         ("accountant", "changes", "2026-11"), ("late records", "nlp", "66.00"),
         "changes", {"month": "2026-11"}, {"cause": "late records", "team": "nlp", "amount": "66"}, lead=True,
+    ),
+    "before closing": Question(
+        "What will closing November ask?", ("Invoices", "2026-11"), ("late nodes", "open", "n2"),
+        ("accountant", "close", "2026-11", "--preview"), ("late nodes", "open", "n2"),
+        "closing", {"month": "2026-11"}, {"item": "late nodes", "state": "open"},
     ),
     "closed": Question(
         "Is October closed and published?", ("Month", "← 2026-10"), ("published",),

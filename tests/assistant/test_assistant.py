@@ -273,8 +273,8 @@ def test_every_tool_only_reads_and_says_so(accountant: tuple[Service, str]) -> N
 
     tools = asked(listed, accountant[1], "all", in_memory=False)
     assert {tool.name for tool in tools} == {
-        "usage", "cost", "jobs", "attempts", "nodes", "holds", "explain_statement", "explain_weight", "why_waiting",
-        "months", "changes", "budgets", "guarantees", "provider_invoice", *TOOLS,
+        "usage", "cost", "jobs", "waits", "attempts", "nodes", "holds", "explain_statement", "explain_weight",
+        "why_waiting", "months", "closing", "changes", "budgets", "guarantees", "provider_invoice", *TOOLS,
     }  # fmt: skip
     assert all(tool.annotations.read_only_hint and tool.description for tool in tools)
 

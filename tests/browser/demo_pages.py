@@ -115,6 +115,8 @@ class Site:
             "lines": f"{lines}?account=allocated",
             "lines-of-team": f"{lines}?team=research&by=job",
             "jobs": f"{self.url}/jobs?start={self.month}-01",
+            "savings": f"{self.url}/savings?month={self.month}",
+            "waits": f"{self.url}/waits?start={self.month}-01",
             "job": f"{self.url}/job/{self.job}",
             "nodes": f"{self.url}/nodes",
             "node": f"{self.url}/node/{self.node}",

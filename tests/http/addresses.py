@@ -16,7 +16,8 @@ FIGURES = {
     "/proposals": "", "/job/{id:path}": "", "/v1/jobs/{id}": "", "/v1/periods/{month}": "",
     "/invoice/{month}/lines.csv": "", "/invoices": "", "/invoices.csv": "",
     "/invoices/{month}": "", "/group": "by=cluster&value=prod&month=MONTH", "/explore": "",
-    "/explore.csv": "", "/explore.parquet": "",
+    "/explore.csv": "", "/explore.parquet": "", "/waits": "", "/waits.csv": "",
+    "/savings": "month=MONTH&team=vision", "/savings.csv": "month=MONTH&team=vision",
 }  # fmt: skip
 """Addresses that show figures of the ledger, with their parameters."""
 NO_FIGURES = {

@@ -56,6 +56,7 @@ ROUTES = {
         "POST /mcp",
         "GET /explore", "GET /explore.csv", "GET /explore.parquet", "GET /v1/sessions/ended",
         "GET /group", "POST /views", "GET /invoices", "GET /invoices.csv", "GET /invoices/{month}",
+        "GET /waits", "GET /waits.csv", "GET /savings", "GET /savings.csv",
     ),
     "admin": (
         "POST /v1/periods/{month}/close", "POST /v1/periods/{month}/reopen", "POST /v1/periods/{month}/publish",
@@ -91,7 +92,8 @@ OF_TEAMS = frozenset(
         "GET /month/{month}/lines.csv", "GET /act/{number}", "GET /team/{team:path}", "GET /prices", "GET /jobs",
         "GET /jobs.csv", "GET /jobs.parquet",
         "GET /job/{id:path}", "POST /v1/jobs/{id}/progress", "POST /mcp", "GET /explore", "GET /explore.csv",
-        "GET /explore.parquet", "GET /group", "POST /views", "GET /invoices", "GET /invoices.csv",
+        "GET /explore.parquet", "GET /group", "POST /views", "GET /invoices", "GET /invoices.csv", "GET /waits",
+        "GET /waits.csv", "GET /savings", "GET /savings.csv",
     )
 )  # fmt: skip
 """Routes that a token with teams may use, for its own teams."""

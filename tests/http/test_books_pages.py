@@ -7,19 +7,23 @@ import csv
 import io
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from decimal import Decimal
 from html import unescape
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from starlette.testclient import TestClient
 
 from accountant.composition import Service
+from accountant.core.periods import local_date
+from accountant.core.settings import InvoiceIssuer
 from accountant.storage.duckdb_engine import Cursor
 from gputally.base.clock import VirtualClock
 from gputally.server.tokens_and_grants import new_token
 from tests.http.conftest import HERE, MINUTE_MS, NOW_MS, bearer, client_of, encoded, settings_in
-from tests.http.page_parser import read, rows_after
+from tests.http.page_parser import plain, read, rows_after, tables
 from tests.price_books import price_book_text
 from tests.usage_records import batch, deliver, interval, pod_facts, pod_holder
 
@@ -40,7 +44,7 @@ def site(tmp_path, logs) -> Iterator[tuple[TestClient, dict[str, dict[str, str]]
         "agent": new_token("agent", ("ingest",), cluster="prod", node="node-1"),
     }
     settings = settings_in(
-        tmp_path, prices=price_book_text(H100="2.00"),
+        tmp_path, prices=price_book_text(H100="2.00"), issuer=InvoiceIssuer(payment_days=30),
         tokens="tokens:\n" + "".join(entry for _, entry in made.values()),
         inventory="schema: 1\ncluster: prod\nnamespaces:\n"
         + "".join(f"  - {{name: ns-{team}, team: {team}}}\n" for team in TEAMS),
@@ -238,6 +242,65 @@ def test_credits_and_prices_are_told_as_the_changes_of_an_open_month(site) -> No
     expected = {team: Decimal(after[team]) - Decimal(before[team]) for team in TEAMS}
     assert {team: sums.get(team, 0) for team in TEAMS} == expected
     assert expected["language"] > 0
+    rows = next(rows for caption, (_, rows) in tables(page).items() if caption.startswith("What changed the amounts"))
+    assert {(row[0], *row[-3:-1]) for row in rows} == {
+        ("prices", "new", "ada"), ("credit or charge", "node lost", "ada"),
+    }  # fmt: skip
+
+
+def test_a_month_says_before_it_is_closed_what_is_open_of_it(site) -> None:
+    client, who = site
+    asked = client.get("/v1/periods/2026-11", headers=who["reader"]).json()
+    found = {one["item"]: one for one in asked["checklist"]}
+    assert {item for item, one in found.items() if one["state"] == "objects"} == {"coverage"}
+    assert {item for item, one in found.items() if one["state"] == "open"} == {"provider's invoice", "draft"}
+    assert "checklist" in asked
+    assert not client.get("/v1/periods/2026-11", headers=who["lead"]).json()["checklist"]
+    page = client.get("/invoices/2026-11", headers=who["admin"]).text
+    _, rows = tables(page)["What closing 2026-11 asks"]
+    assert {plain(row[0]): plain(row[-1]) for row in rows} == {item: one["text"] for item, one in found.items()}
+    for one in found.values():
+        assert client.get(one["link"], headers=who["admin"], follow_redirects=True).status_code == 200, one
+    assert client.post(
+        "/invoices/2026-11", data={"step": "close", "reason": "over", **objected(client, who["admin"])},
+        headers=who["admin"],
+    ).status_code == 303  # fmt: skip
+    assert not client.get("/v1/periods/2026-11", headers=who["reader"]).json()["checklist"]
+
+
+def test_the_act_of_a_price_book_says_line_by_line_what_it_changed(site) -> None:
+    client, who = site
+    entered = client.post(
+        "/v1/prices?month=2026-11&reason=new", content=price_book_text(H100="3.00"), headers=who["admin"]
+    )
+    assert entered.status_code == 200, entered.text
+    newest, first = table(client, "/audit.csv?kind=prices", who["admin"])
+    told = unescape(client.get(f"/act/{newest['number']}", headers=who["admin"]).text).partition('class="diff"')[2]
+    lines = re.findall(r'<span class="(plus|minus)">(.*)', told)
+    assert [(kind, line[1:].split()) for kind, line in lines if "price:" in line] == [
+        ("minus", ["price:", "'2.0'"]), ("plus", ["price:", "'3.0'"]),
+    ]  # fmt: skip
+    whole = client.get(f"/act/{first['number']}", headers=who["admin"]).text
+    assert "minus" not in whole.partition('class="diff"')[2].partition("</pre>")[0]
+    assert f"/act/{newest['number']}" in client.get("/prices", headers=who["reader"]).text
+    assert "/act/" not in client.get("/prices", headers=who["lead"]).text
+
+
+def test_an_invoice_has_the_date_of_issue_once_its_month_is_closed_and_the_date_of_payment(site) -> None:
+    """The month is closed on 13 January, or later by the clock of the test; 30 days are given."""
+    client, who = site
+    address = "/v1/report?month=2026-11&team=vision&format="
+    draft = client.get(address + "html", headers=who["lead"]).text
+    assert "Invoice INV" in draft
+    assert "Date of issue" not in draft
+    form = {"step": "close", "reason": "over", **objected(client, who["admin"])}
+    assert client.post("/invoices/2026-11", data=form, headers=who["admin"]).status_code == 303
+    closed = client.get("/v1/periods/2026-11", headers=who["admin"]).json()["closed_ms"]
+    issued = local_date(closed, ZoneInfo("UTC"))
+    texts = read(client.get(address + "html", headers=who["lead"]).text).texts
+    for name, day in (("Date of issue", issued), ("To be paid by", issued + timedelta(days=30))):
+        assert f"{day:%-d %B %Y}" == texts[texts.index(name) + 1]
+    assert "Forecast" not in texts
 
 
 CREDIT = {"team": "vision", "amount": "-1.50", "approved_by": "cfo", "reason": 'the "node" <b>lost</b> & more'}

@@ -36,11 +36,11 @@ WITHOUT_ENTRY = {
     "/invoice/{month}/lines.csv", "/invoices/{month}", "/invoices.csv", "/audit.csv", "/jobs.csv", "/jobs.parquet",
     "/nodes.csv", "/nodes.parquet",
     "/explore.csv", "/explore.parquet", "/node/{cluster}/{node}", "/job/{id:path}", "/act/{number}", "/group",
-    "/proposals",
+    "/proposals", "/waits", "/waits.csv", "/savings", "/savings.csv",
     "/decisions/{at_ms}/{id:path}", "/", "/metrics", "/leading", "/livez", "/readyz", "/openapi.json",
     "/static/style.css", "/static/zoom.js", "/favicon.ico", "/sign-in", "/sign-in/done", "/signed-out",
-    "/shares/queue/{rest:path}", "/shares/decisions", "/shares/decision", "/shares/preview/{rest:path}",
-    "/shares/static/style.css", "/shares/static/pages.js",
+    "/shares/queue/{rest:path}", "/shares/decisions", "/shares/decision", "/shares/shares.csv",
+    "/shares/preview/{rest:path}", "/shares/static/style.css", "/shares/static/pages.js",
 }  # fmt: skip
 """Addresses that the menu does not name: pages that others lead to, files, probes, and the sign-in."""
 
