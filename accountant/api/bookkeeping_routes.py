@@ -41,6 +41,7 @@ from accountant.api.months_due import month_unknown, months_due, shown_adjustmen
 from accountant.api.problems import Refusal, answers, json_body, refuses, with_body
 from accountant.api.query_parameters import (
     REPORT_WIDTH,
+    ListedParams,
     MonthText,
     Params,
     SpanParams,
@@ -64,6 +65,7 @@ from accountant.exports.protocol import default_format, exports, file_name
 from accountant.ledger.journal import FIRST_DIGEST, broken_at
 from accountant.prices.price_book import PriceBook, Share
 from accountant.reports import report_builder
+from accountant.wire.listed_tables import ADJUSTMENTS, CORRECTIONS, PRICES
 from gputally.base.money import exact_sum
 from gputally.base.yaml_file import FileFault, parse
 from gputally.server.config_loading import Model, validate
@@ -313,18 +315,19 @@ def _with_objections(deps: Deps, month: Month) -> Period:
     return found.model_copy(update={"objections": objections})
 
 
-class BookedParams(Params):
+class BookedParams(ListedParams):
     booked_in: MonthText | None = None
 
 
 @period_router.get("/v1/adjustments", summary="Approved credits and charges", responses=refuses("invalid-parameter"))
 def adjustments(params: Annotated[BookedParams, Query()], deps: AppDeps, principal: Reader) -> list[BookedAdjustment]:
-    """Lists the adjustments of the caller's teams in the order of booking."""
-    return [
+    """Lists the adjustments of the caller's teams, in the order of booking unless `sort` names another one."""
+    booked = [
         BookedAdjustment.from_object(adjustment)
         for adjustment in deps.books.books().adjustments
         if params.booked_in in (None, adjustment.booked_in) and _may_see(principal, adjustment.team)
     ]
+    return params.chosen(booked, ADJUSTMENTS)
 
 
 @period_router.post(
@@ -359,12 +362,13 @@ def preview_adjustment(
 
 @period_router.get("/v1/corrections", summary="Corrections of closed months", responses=refuses("invalid-parameter"))
 def corrections(params: Annotated[BookedParams, Query()], deps: AppDeps, principal: Reader) -> list[BookedCorrection]:
-    """Lists the corrections of the caller's teams in the order of booking."""
-    return [
+    """Lists the corrections of the caller's teams, in the order of booking unless `sort` names another one."""
+    booked = [
         correction_line(correction)
         for correction in deps.books.books().corrections
         if params.booked_in in (None, correction.booked_in) and _may_see(principal, correction.line.team)
     ]
+    return params.chosen(booked, CORRECTIONS)
 
 
 @period_router.post(
@@ -541,10 +545,12 @@ def current_prices(deps: AppDeps, principal: Reader) -> PriceBook:
     return book.shown_to(principal.teams)
 
 
-@price_router.get("/v1/prices/versions", summary="Every price book that was in force", responses=refuses())
-def price_versions(deps: AppDeps, _: Reader) -> list[PriceVersion]:
-    """Lists the price books, oldest first."""
-    return [_price_version(version) for version in deps.books.prices.versions]
+@price_router.get(
+    "/v1/prices/versions", summary="Every price book that was in force", responses=refuses("invalid-parameter")
+)
+def price_versions(params: Annotated[ListedParams, Query()], deps: AppDeps, _: Reader) -> list[PriceVersion]:
+    """Lists the price books, oldest first unless `sort` names another order."""
+    return params.chosen([_price_version(version) for version in deps.books.prices.versions], PRICES)
 
 
 @price_router.post(

@@ -18,7 +18,7 @@ from accountant.api.access_control import Admin, Reader, admit, body, require_al
 from accountant.api.bookkeeping_models import Balance, DeliveryState, GpuOwners, LakeRepaired
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal, answers, refuses, with_body
-from accountant.api.query_parameters import Params, SpanParams, check_cost, instant, invalid
+from accountant.api.query_parameters import ListedParams, Params, SpanParams, check_cost, instant, invalid
 from accountant.bookkeeping.month_closing import faults
 from accountant.core.errors import LedgerUnavailable
 from accountant.ledger.protocols import (
@@ -37,6 +37,7 @@ from accountant.runtime.clock_step_guard import SKEW_MS, ClockState
 from accountant.runtime.job_and_task_metrics import CONTENT_TYPE
 from accountant.storage import backups
 from accountant.storage.backups import Backup, NoBackup
+from accountant.wire.listed_tables import GPUS
 from gputally.base import host_names
 from gputally.base.host_names import KnownHosts
 from gputally.base.units import MS_PER_SECOND
@@ -247,7 +248,7 @@ class Move(Model):
     reason: str = Field(min_length=1, max_length=1000)
 
 
-class OwnersParams(Params):
+class OwnersParams(ListedParams):
     cluster: str = Field(default="", max_length=1024, description="Only of this cluster.")
     node: str = Field(
         default="", max_length=1024, description="Only GPUs that ever belonged to this node, or that it claims."
@@ -255,7 +256,7 @@ class OwnersParams(Params):
     gpu: str = Field(default="", max_length=1024, description="Only this UUID.")
     moved: bool = Field(default=False, description="Only GPUs that changed their owner or that another node claims.")
     after: str = Field(default="", max_length=4096, description="`next_after` of the previous answer.")
-    limit: int = Field(default=1_000, ge=1, le=MOST_GPUS, description="GPUs in one answer.")
+    limit: int | None = Field(default=1_000, ge=1, le=MOST_GPUS, description="GPUs in one answer.")
 
     def asks_for(self, gpu: GpuOwnership) -> bool:
         """Whether the GPU matches the filter."""
@@ -274,7 +275,15 @@ def gpu_owners(params: Annotated[OwnersParams, Query()], deps: AppDeps, principa
     require_all_teams(principal)
     with deps.ledger.moment() as moment:
         gpus = moment.gpu_owners()
-    matching = sorted((gpu for gpu in gpus if params.asks_for(gpu) and _sort_key(gpu) > params.after), key=_sort_key)
+    by_key = sorted(filter(params.asks_for, gpus), key=_sort_key)
+    matching = params.ordered(by_key, GPUS)
+    if params.after and params.sort is None:
+        matching = [gpu for gpu in matching if _sort_key(gpu) > params.after]
+    elif params.after:
+        places = [place for place, gpu in enumerate(matching, 1) if _sort_key(gpu) == params.after]
+        if not places:
+            raise invalid("after", "the list has changed since the page before: begin again without it")
+        matching = matching[places[0] :]
     listed = matching[: params.limit]
     return GpuOwners(gpus=tuple(listed), next_after=_sort_key(listed[-1]) if len(matching) > len(listed) else None)
 

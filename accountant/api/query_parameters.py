@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
 from zoneinfo import ZoneInfo
 
 from pydantic import (
@@ -32,6 +32,7 @@ from accountant.core import periods
 from accountant.core.settings import Limits
 from accountant.ledger.protocols import ReadableLedger
 from accountant.reports.figure_formatting import age_note
+from accountant.wire.listed_tables import ListedTable
 from accountant.wire.usage_cost_and_job_models import (
     BUILT_IN,
     LABEL_NAME,
@@ -160,6 +161,32 @@ def asked(start_ms: int, end_ms: int, limits: Limits, timezone: str = "UTC", *, 
         return bounded(start_ms, end_ms, limits, timezone)
     except ValueError as error:
         raise invalid(parameter, str(error)) from error
+
+
+T = TypeVar("T")
+
+
+class ListedParams(Params):
+    """The parameters of a list by its table (accountant.wire.listed_tables). sort: in whose order; without it, the
+    list's own."""
+
+    search: str = Field(default="", max_length=253, description="Only rows with this text, in any case.")
+    sort: str | None = Field(
+        default=None, max_length=100, description="A column, as amount, amount:desc or amount:asc."
+    )
+    limit: int | None = Field(default=None, ge=1, le=1_000_000, description="Rows of the answer; default: all.")
+
+    def chosen(self, rows: Sequence[T], table: ListedTable) -> list[T]:
+        """The rows of the answer. Raises Refusal for a column that the list does not have."""
+        return self.ordered(rows, table)[: self.limit]
+
+    def ordered(self, rows: Sequence[T], table: ListedTable) -> list[T]:
+        """As `chosen`, without the limit."""
+        try:
+            order = None if self.sort is None else table.orders.read(self.sort)
+        except ValueError as error:
+            raise invalid("sort", str(error)) from error
+        return table.chosen(rows, self.search, order)
 
 
 class SpanParams(Params):

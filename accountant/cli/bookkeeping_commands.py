@@ -17,18 +17,38 @@ from __future__ import annotations
 import json
 from datetime import UTC
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
 
-from accountant.cli.connection_options import Books, Printed, Server, ZonedLedger, print_answer
+from accountant.cli.connection_options import Books, Printed, Server, ZonedLedger, chosen_order, print_answer
+from accountant.wire.listed_tables import ADJUSTMENTS, CORRECTIONS, GPUS, PRICES, ListedTable
+from accountant.wire.option_types import ORDER_HELP
 from gputally.base.command_options import refuse_ignored, with_option_groups
 from gputally.base.errors import CannotStart
+
+if TYPE_CHECKING:
+    from gputally.base.accountant_connection import Query
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 Month = Annotated[str, Argument(help="A calendar month: 2026-10.")]
 Reason = Annotated[str, Option(help="Reason, which the audit trail records.")]
+
+Search = Annotated[str, Option(help="Only rows with this text, in any case.")]
+Most = Annotated[int | None, Option(min=1, help="Number of rows to show (default: all).")]
+
+
+def _sorting(table: ListedTable) -> Any:
+    """The option by which a list is sorted."""
+    return Option(help=f"{ORDER_HELP} Columns: {', '.join(table.columns)}. Default: the list's own order.")
+
+
+def _asked(table: ListedTable, search: str, sort: str | None, limit: int | None) -> Query:
+    """The parameters of a list. Raises BadParameter."""
+    order = None if sort is None else chosen_order(sort, table.orders)
+    return {"search": search or None, "sort": order, "limit": None if limit is None else str(limit)}
+
 
 BookedIn = Annotated[str | None, Argument(help="Only those booked in this month: 2026-10 (default: all).")]
 Approver = Annotated[str, Option(help="The person who approved it, who must not be you.")]
@@ -179,6 +199,9 @@ def correct(output: Printed = "table", *, at: Books) -> None:
 @with_option_groups
 def corrections(
     month: BookedIn = None,
+    search: Search = "",
+    sort: Annotated[str | None, _sorting(CORRECTIONS)] = None,
+    limit: Most = None,
     output: Printed = "table",
     *,
     at: Books,
@@ -187,7 +210,11 @@ def corrections(
     from accountant.api.bookkeeping_models import BookedCorrection
     from accountant.cli import terminal_tables
 
-    booked = at.ask(tuple[BookedCorrection, ...], "/v1/corrections", {"booked_in": month})
+    booked = at.ask(
+        tuple[BookedCorrection, ...],
+        "/v1/corrections",
+        {"booked_in": month, **_asked(CORRECTIONS, search, sort, limit)},
+    )
     print_answer(output, booked, terminal_tables.corrections)
 
 
@@ -253,6 +280,9 @@ def credit(
 @with_option_groups
 def adjustments(
     month: BookedIn = None,
+    search: Search = "",
+    sort: Annotated[str | None, _sorting(ADJUSTMENTS)] = None,
+    limit: Most = None,
     output: Printed = "table",
     *,
     at: Books,
@@ -261,7 +291,11 @@ def adjustments(
     from accountant.api.bookkeeping_models import BookedAdjustment
     from accountant.cli import terminal_tables
 
-    booked = at.ask(tuple[BookedAdjustment, ...], "/v1/adjustments", {"booked_in": month})
+    booked = at.ask(
+        tuple[BookedAdjustment, ...],
+        "/v1/adjustments",
+        {"booked_in": month, **_asked(ADJUSTMENTS, search, sort, limit)},
+    )
     print_answer(output, booked, terminal_tables.adjustments)
 
 
@@ -308,12 +342,19 @@ def reprice(
 
 @app.command()
 @with_option_groups
-def prices(output: Printed = "table", *, at: Books) -> None:
+def prices(
+    search: Search = "",
+    sort: Annotated[str | None, _sorting(PRICES)] = None,
+    limit: Most = None,
+    output: Printed = "table",
+    *,
+    at: Books,
+) -> None:
     """List every price book that was in force, and who put it in force."""
     from accountant.api.bookkeeping_models import PriceVersion
     from accountant.cli import terminal_tables
 
-    versions = at.ask(tuple[PriceVersion, ...], "/v1/prices/versions")
+    versions = at.ask(tuple[PriceVersion, ...], "/v1/prices/versions", _asked(PRICES, search, sort, limit))
     print_answer(output, versions, lambda versions: terminal_tables.price_versions(versions, UTC))
 
 
@@ -327,6 +368,9 @@ def gpus(
     moved: Annotated[bool, Option("--moved", help="owners: only GPUs with several owners or claims.")] = False,
     since: Annotated[str, Option(help="move: when they moved (default: after the owner's newest record).")] = "",
     reason: Annotated[str, Option(help="move: reason, which the audit trail records.")] = "",
+    search: Annotated[str, Option(help="owners: only GPUs whose UUID, cluster or present node has this text.")] = "",
+    sort: Annotated[str | None, _sorting(GPUS)] = None,
+    limit: Annotated[int | None, Option(min=1, help="owners: number of GPUs to show (default: all).")] = None,
     output: Printed = "table",
     *,
     at: Books,
@@ -340,22 +384,24 @@ def gpus(
     if act == "move":
         if not (node and uuids and reason.strip()):
             raise typer.BadParameter("move needs --node, --gpu and --reason")
-        refuse_ignored("with move", "moved")
+        refuse_ignored("with move", "moved", "search", "sort", "limit")
         body = {"cluster": cluster, "node": node, "gpus": uuids, "since": since, "reason": reason}
         ownerships = at.act(tuple[GpuOwnership, ...], "/v1/gpus/move", body)
     else:
         if len(uuids) > 1:
             raise typer.BadParameter("owners accepts only one --gpu: leave the option out to list all GPUs")
         refuse_ignored("without move", "since", "reason")
-        query = {"cluster": cluster, "node": node, "gpu": uuids[0] if uuids else "", "moved": str(moved).lower()}
+        query = {"cluster": cluster, "node": node, "gpu": uuids[0] if uuids else "", "moved": str(moved).lower(),
+                 **_asked(GPUS, search, sort, None)}  # fmt: skip
         ownerships, after = (), ""
         with at.connection() as remote:
             while True:
                 page = remote.ask(GpuOwners, "/v1/gpus/owners", {**query, "after": after})
                 ownerships += page.gpus
-                if page.next_after is None:
+                if page.next_after is None or (limit is not None and len(ownerships) >= limit):
                     break
                 after = page.next_after
+        ownerships = ownerships[:limit]
     print_answer(output, ownerships, terminal_tables.gpu_owners)
 
 

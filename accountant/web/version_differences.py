@@ -42,5 +42,5 @@ def _lines(model: Any) -> list[str]:
     """A model as the lines of a YAML file, without what has its default."""
     if model is None:
         return []
-    plain = model.model_dump(mode="json", exclude_defaults=True)
+    plain = model.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100).splitlines()

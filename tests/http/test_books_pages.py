@@ -258,7 +258,9 @@ def test_a_month_says_before_it_is_closed_what_is_open_of_it(site) -> None:
     assert not client.get("/v1/periods/2026-11", headers=who["lead"]).json()["checklist"]
     page = client.get("/invoices/2026-11", headers=who["admin"]).text
     _, rows = tables(page)["What closing 2026-11 asks"]
-    assert {plain(row[0]): plain(row[-1]) for row in rows} == {item: one["text"] for item, one in found.items()}
+    told = {plain(row[0]): plain(row[-1]) for row in rows}
+    assert told.keys() == found.keys()
+    assert all(told[item].endswith(one["text"]) for item, one in found.items())
     for one in found.values():
         assert client.get(one["link"], headers=who["admin"], follow_redirects=True).status_code == 200, one
     assert client.post(
