@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 from zoneinfo import ZoneInfo
@@ -13,8 +13,11 @@ from rich.text import Text
 
 from accountant.cli.grouped_lines import NAMES
 from accountant.cli.terminal_tables import changed, compared_with, instant, noted_caption, priced_by
+from accountant.core.file_cells import cell_text
 from accountant.core.periods import utc
 from accountant.reports.figure_formatting import money
+from accountant.wire.job_columns import COLUMNS as FILED
+from accountant.wire.job_columns import cells, file_columns
 from accountant.wire.option_types import JobOrder
 from accountant.wire.typed_accountant_client import AccountantClient
 from accountant.wire.usage_cost_and_job_models import (
@@ -31,7 +34,6 @@ from gputally.base.near_names import nearest
 from gputally.base.number_format import NOTHING, hours, percent
 from gputally.base.terminal import figures, table
 from gputally.base.units import MS_PER_SECOND
-from gputally.base.untrusted_text import for_cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,10 @@ class TableColumn:
 
     heading: `{currency}` stands for the currency.
     text: of a job, given the currency.
-    fields: the columns of CSV that it stands for.
     is_figure: written from the right."""
 
     heading: str
     text: Callable[[Job, str | None], str]
-    fields: tuple[str, ...]
     is_figure: bool = True
 
 
@@ -60,38 +60,31 @@ def _named(*fields: str) -> Callable[[Job, str | None], str]:
 
 
 COLUMNS: Final[Mapping[JobOrder, TableColumn]] = {
-    "cluster": TableColumn("cluster", lambda job, _: job.cluster or NOTHING, (), is_figure=False),
-    "namespace": TableColumn("namespace", lambda job, _: job.namespace or NOTHING, (), is_figure=False),
-    "team": TableColumn("team", _named("teams"), ("teams",), is_figure=False),
-    "user": TableColumn("user", _named("users"), ("users",), is_figure=False),
-    "queue": TableColumn("queue", _named("queues"), ("queues",), is_figure=False),
-    "state": TableColumn("state", lambda job, _: job.state, ("state",), is_figure=False),
-    "kind": TableColumn("kind", lambda job, _: job.kind or NOTHING, ("kind",), is_figure=False),
-    "pods": TableColumn("pods", lambda job, _: f"{job.pods:,}", ("pods", "pods_running")),
-    "waited": TableColumn("longest wait", lambda job, _: _length(job.waited_ms), ("waited_seconds", "waiting_seconds")),
-    "gpu_hours": TableColumn("GPU-hours", _hours_of("allocated"), ("gpu_hours",)),
-    "busy": TableColumn("busy", _hours_of("busy"), ("busy_gpu_hours",)),
-    "utilisation": TableColumn(
-        "utilisation", lambda job, _: percent(job.accounts_gpu_us.utilisation), ("utilisation",)
-    ),
-    "idle": TableColumn("idle", _hours_of("allocated_idle"), ("idle_gpu_hours",)),
-    "unknown": TableColumn("use unknown", _hours_of("allocated_unknown"), ("unknown_gpu_hours",)),
-    "gpus": TableColumn("GPUs", lambda job, _: f"{job.gpus:,.1f}" if job.state == "running" else NOTHING, ("gpus",)),
+    "cluster": TableColumn("cluster", lambda job, _: job.cluster or NOTHING, is_figure=False),
+    "namespace": TableColumn("namespace", lambda job, _: job.namespace or NOTHING, is_figure=False),
+    "team": TableColumn("team", _named("teams"), is_figure=False),
+    "user": TableColumn("user", _named("users"), is_figure=False),
+    "queue": TableColumn("queue", _named("queues"), is_figure=False),
+    "state": TableColumn("state", lambda job, _: job.state, is_figure=False),
+    "kind": TableColumn("kind", lambda job, _: job.kind or NOTHING, is_figure=False),
+    "pods": TableColumn("pods", lambda job, _: f"{job.pods:,}"),
+    "waited": TableColumn("longest wait", lambda job, _: _length(job.waited_ms)),
+    "gpu_hours": TableColumn("GPU-hours", _hours_of("allocated")),
+    "busy": TableColumn("busy", _hours_of("busy")),
+    "utilisation": TableColumn("utilisation", lambda job, _: percent(job.accounts_gpu_us.utilisation)),
+    "idle": TableColumn("idle", _hours_of("allocated_idle")),
+    "unknown": TableColumn("use unknown", _hours_of("allocated_unknown")),
+    "gpus": TableColumn("GPUs", lambda job, _: f"{job.gpus:,.1f}" if job.state == "running" else NOTHING),
     "burn": TableColumn(
         "{currency}/h",
         lambda job, currency: money(job.burn_per_hour, currency) if job.state == "running" else NOTHING,
-        ("currency", "burn_per_hour"),
     ),
-    "cost": TableColumn(
-        "cost {currency}", lambda job, currency: money(job.cost, currency), ("currency", "cost", "unpriced_gpu_hours")
-    ),
-    "unpriced": TableColumn("unpriced", lambda job, _: hours(job.unpriced_gpu_us), ("unpriced_gpu_hours",)),
-    "gpu_model": TableColumn("GPU", _named("gpu_models"), ("gpu_models",), is_figure=False),
-    "created": TableColumn(
-        "created", lambda job, _: _instant(job.created_ms) or NOTHING, ("created",), is_figure=False
-    ),
-    "ended": TableColumn("ended", lambda job, _: _instant(job.ended_ms) or NOTHING, ("ended",), is_figure=False),
-    "epochs": TableColumn("epochs", lambda job, _: f"{job.epochs:,}", ("epochs",)),
+    "cost": TableColumn("cost {currency}", lambda job, currency: money(job.cost, currency)),
+    "unpriced": TableColumn("unpriced", lambda job, _: hours(job.unpriced_gpu_us)),
+    "gpu_model": TableColumn("GPU", _named("gpu_models"), is_figure=False),
+    "created": TableColumn("created", lambda job, _: _instant(job.created_ms) or NOTHING, is_figure=False),
+    "ended": TableColumn("ended", lambda job, _: _instant(job.ended_ms) or NOTHING, is_figure=False),
+    "epochs": TableColumn("epochs", lambda job, _: f"{job.epochs:,}"),
 }
 """The columns beside the job, by the names of the API's orders."""
 _USUAL: Final[tuple[JobOrder, ...]] = (
@@ -118,7 +111,7 @@ def jobs_table(answer: JobsAnswer, zone: ZoneInfo, shown: Sequence[JobOrder] = (
     headings = {name: column.heading.format(currency=currency).lstrip("/") for name, column in chosen.items()}
     before = answer.before
     if before is not None:
-        chosen["change"] = TableColumn("change", lambda job, _: changed(_held(job), _held(job.then), before), ())
+        chosen["change"] = TableColumn("change", lambda job, _: changed(_held(job), _held(job.then), before))
         headings["change"] = "change"
     totals = {
         "gpu_hours": hours(answer.total_gpu_us), "cost": money(answer.total_cost, answer.currency),
@@ -309,49 +302,18 @@ def _held(job: Job | None) -> int | None:
     return None if job is None else job.accounts_gpu_us.allocated
 
 
-_OF_SPAN: Final = (
-    "gpu_hours", "busy_gpu_hours", "idle_gpu_hours", "unknown_gpu_hours", "utilisation", "cost", "unpriced_gpu_hours"
-)  # fmt: skip
-"""The columns of CSV that have a figure of the span before."""
-
-
-def job_record(
-    job: Job, currency: str | None, shown: Sequence[JobOrder] = (), *, compare: bool = False
-) -> dict[str, object]:
-    """A job as a row of CSV. Unknown values are empty, and names are safe for spreadsheets. shown: the columns; all
+def job_records(
+    jobs: Iterable[Job], currency: str | None, shown: Sequence[JobOrder] = (), *, compare: bool = False
+) -> Iterator[dict[str, object]]:
+    """Jobs as rows of CSV, with the columns of the page's file; unknown values are empty. shown: the columns; all
     without any. compare: with the figures of the span before."""
-    if compare:
-        now = job_record(job, currency, shown)
-        then = {} if job.then is None else job_record(job.then, currency, shown)
-        return now | {f"{name}_before": then.get(name, "") for name in _OF_SPAN if name in now}
-    held = job.accounts_gpu_us
-    names = {name: for_cell(getattr(job, name)) for name in ("id", "cluster", "namespace", "job")}
-    names |= {name: for_cell(";".join(getattr(job, name))) for name in ("teams", "queues", "users")}
-    utilisation = held.utilisation
-    record: dict[str, object] = names | {
-        "state": job.state,
-        "kind": job.kind or "",
-        "pods": job.pods,
-        "pods_running": job.pods_running,
-        "created": _instant(job.created_ms),
-        "ended": _instant(job.ended_ms),
-        "waited_seconds": "" if job.waited_ms is None else job.waited_ms / MS_PER_SECOND,
-        "waiting_seconds": "" if job.waiting_ms is None else job.waiting_ms / MS_PER_SECOND,
-        "gpu_models": for_cell(";".join(job.gpu_models)),
-        "gpus": "" if job.gpus is None else job.gpus,
-        "gpu_hours": plain(gpu_hours(held.allocated)),
-        "busy_gpu_hours": plain(gpu_hours(held.busy)),
-        "idle_gpu_hours": plain(gpu_hours(held.allocated_idle)),
-        "unknown_gpu_hours": plain(gpu_hours(held.allocated_unknown)),
-        "utilisation": "" if utilisation is None else utilisation,
-        "currency": currency or "",
-        "cost": _plain(job.cost),
-        "unpriced_gpu_hours": plain(gpu_hours(job.unpriced_gpu_us)),
-        "burn_per_hour": _plain(job.burn_per_hour),
-        "epochs": job.epochs,
-    }
-    kept = {"id", "cluster", "namespace", "job", *(field for name in shown for field in COLUMNS[name].fields)}
-    return {name: value for name, value in record.items() if name in kept} if shown else record
+    parts, with_currency = file_columns(shown or tuple(FILED), compare=compare)
+    for job in jobs:
+        *found, told = cells(parts, job, currency, with_currency=True)
+        row: dict[str, object] = {
+            part.name: cell_text(cell, part.kind) for part, cell in zip(parts, found, strict=True)
+        }
+        yield row | ({"currency": told} if with_currency else {})
 
 
 def epoch_record(answer: JobAnswer, line: EpochLine) -> dict[str, object]:

@@ -200,7 +200,7 @@ def jobs(
     at: Priced,
 ) -> None:
     """List jobs with their GPU-hours, cost so far, burn rate and wait."""
-    from accountant.cli.job_tables import COLUMNS, called, epoch_record, job_record, jobs_table, print_job
+    from accountant.cli.job_tables import COLUMNS, called, epoch_record, job_records, jobs_table, print_job
     from accountant.wire.usage_cost_and_job_models import JobAnswer, JobsAnswer
 
     zone = at.zone
@@ -223,7 +223,7 @@ def jobs(
             return
         most = SHOWN if limit is None and output == "table" else limit
         answer = remote.whole(JobsAnswer, "/v1/jobs", query, most)
-    rows = (job_record(job, answer.currency, shown, compare=compare) for job in answer.jobs)
+    rows = job_records(answer.jobs, answer.currency, shown, compare=compare)
     show(output, lambda: jobs_table(answer, zone, shown), answer.model_dump(mode="json"), rows)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Annotated, Final, Literal
 from zoneinfo import ZoneInfo
@@ -38,6 +39,10 @@ class InvoiceIssuer(Model):
     """HostProviderName: the cloud or data centre of the GPUs; empty: not stated."""
     payment_days: int | None = Field(default=None, ge=0, le=366)
     """Days after the date of issue within which an invoice is to be paid; null: invoices state no date of payment."""
+
+    def payable_by(self, issued: date | None) -> date | None:
+        """The date by which an invoice is to be paid; None for a draft, and without a term."""
+        return None if issued is None or self.payment_days is None else issued + timedelta(days=self.payment_days)
 
 
 def _checked_address(text: str) -> str:

@@ -62,12 +62,9 @@ from accountant.ledger.usage import EarlierSpan, added
 from accountant.reports import figure_formatting, html_page, node_list
 from accountant.reports.node_list import Machine
 from accountant.web import month_and_decision_pages, page_queries, page_rows
-from accountant.web.job_list_page import COLUMNS as JOB_COLUMNS
 from accountant.web.job_list_page import (
-    COMPARED,
     JOBS_A_PAGE,
     STATES,
-    TEXTS,
     JobListParams,
     change_of,
     file_rows,
@@ -78,12 +75,15 @@ from accountant.web.job_list_page import (
 )
 from accountant.web.job_list_page import bar_of as jobs_bar_of
 from accountant.web.list_bar import Bar
-from accountant.web.list_files import FileFormat, FileKind, ListRecords, list_file
+from accountant.web.list_files import FileFormat, ListRecords, list_file
 from accountant.web.node_list_page import COLUMNS as NODE_COLUMNS
 from accountant.web.node_list_page import NODES_A_PAGE, NodeListParams, bar_of, file_fields, totals_before, totals_of
 from accountant.web.node_list_page import change_of as node_change_of
 from accountant.web.page_queries import ListedNodes, ListSpan
 from accountant.web.page_rows import paged
+from accountant.wire.job_columns import COLUMNS as JOB_COLUMNS
+from accountant.wire.job_columns import COMPARED, TEXTS
+from accountant.wire.list_fields import FileKind
 from accountant.wire.list_order import ListOrder, in_order
 from accountant.wire.option_types import JOB_ORDERS, NODE_ORDERS, JobKind
 from accountant.wire.policy_models import IDLE, UNASSIGNED

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, timedelta
+from datetime import date
 from decimal import Decimal
 from typing import Final
 from zoneinfo import ZoneInfo
@@ -411,8 +411,7 @@ class Report:
     @property
     def payable_by(self) -> date | None:
         """The date by which the invoice is to be paid; None if its issuer states none."""
-        days = None if self.issuer is None else self.issuer.payment_days
-        return None if self.issued is None or days is None else self.issued + timedelta(days=days)
+        return None if self.issuer is None else self.issuer.payable_by(self.issued)
 
     @property
     def lines(self) -> tuple[StatementLine, ...]:

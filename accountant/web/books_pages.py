@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from decimal import Decimal
 from functools import partial
 from typing import Annotated, Any, Final, get_args
@@ -27,7 +28,7 @@ from accountant.billing.statements import invoice_number
 from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.bookkeeping.month_changes import MonthChanges
 from accountant.bookkeeping.month_closing import Objecting, Status, state_of
-from accountant.core.periods import Month, utc
+from accountant.core.periods import Month, local_date, utc
 from accountant.exports.protocol import exports
 from accountant.ledger.journal import Act, ActKind
 from accountant.web import month_and_decision_pages, page_queries
@@ -50,7 +51,7 @@ _BLOCK: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class InvoiceRow:
-    """The invoice of a team for a month. number: as in the files of charges."""
+    """The invoice of a team for a month. number: as in the files of charges. issued, payable_by: None for a draft."""
 
     month: str
     status: Status
@@ -58,6 +59,8 @@ class InvoiceRow:
     number: str
     amount: Decimal
     currency: str
+    issued: date | None
+    payable_by: date | None
 
 
 def due_of(deps: Deps, month: Month) -> MonthsDue:
@@ -110,9 +113,17 @@ def invoices_file(
 ) -> Response:
     """The same invoices of all months."""
     months, of_month, _ = _months(deps, principal, params)
-    heads = ["month", "status", "team", "number", "amount", "currency"]
+    heads = ["month", "status", "team", "number", "amount", "currency", "issued", "payable_by"]
     rows = [
-        [row.month, row.status, for_cell(row.team), for_cell(row.number), plain(row.amount), row.currency]
+        [
+            row.month,
+            row.status,
+            for_cell(row.team),
+            for_cell(row.number),
+            plain(row.amount),
+            row.currency,
+            *("" if day is None else day.isoformat() for day in (row.issued, row.payable_by)),
+        ]
         for period in months
         for row in of_month(Month.parse(period.month))[1]
     ]
@@ -130,9 +141,13 @@ def _months(
     newest_first = list_periods(deps, principal)[::-1]
 
     def of_month(month: Month) -> tuple[MonthsDue, list[InvoiceRow]]:
-        found, status = due_of(deps, month), deps.books.status(month)
+        found, status, closed = due_of(deps, month), deps.books.status(month), deps.books.books().of(str(month))
+        issued = None if closed is None else local_date(closed.at_ms, deps.settings.zone)
+        payable_by = deps.settings.issuer.payable_by(issued)
         rows = [
-            InvoiceRow(str(month), status, team, invoice_number(month, team), amount, found.currency or "")
+            InvoiceRow(
+                str(month), status, team, invoice_number(month, team), amount, found.currency or "", issued, payable_by
+            )
             for team, amount in found.due
             if teams is None or team in teams
         ]

@@ -46,9 +46,10 @@ from accountant.web.explore_table import (
     selected,
 )
 from accountant.web.list_bar import Choice, GroupedBar, GroupedListParams, check_names, group_link, time_unit
-from accountant.web.list_files import FileCell, FileFormat, FileKind, ListRecords, list_file
+from accountant.web.list_files import FileFormat, ListRecords, list_file
 from accountant.web.page_rows import Page, paged
 from accountant.wire.dimensions import OF_TIME
+from accountant.wire.list_fields import FileCell, FileKind
 from accountant.wire.option_types import Order
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Dimension

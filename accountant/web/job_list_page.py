@@ -6,7 +6,6 @@ view, on all its pages and with its columns."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Final, get_args
 
@@ -26,23 +25,14 @@ from accountant.reports import figure_formatting
 from accountant.reports.figure_formatting import Relative
 from accountant.web import month_and_decision_pages, page_queries, page_rows, saved_views
 from accountant.web.list_bar import Bar, OrderedListParams, check_columns
-from accountant.web.list_files import (
-    FileCell,
-    FileFormat,
-    FileKind,
-    ListField,
-    ListRecords,
-    against,
-    before,
-    list_file,
-)
+from accountant.web.list_files import FileFormat, ListRecords, against, list_file
 from accountant.web.page_queries import ListSpan
 from accountant.web.page_rows import paged
+from accountant.wire.job_columns import COLUMNS, COMPARED, TEXTS, cells, file_columns
+from accountant.wire.list_fields import FileCell, FileKind
 from accountant.wire.list_order import ListOrder
 from accountant.wire.option_types import JOB_ORDERS, JobKind, JobOrder, JobState
 from accountant.wire.usage_cost_and_job_models import Job, JobSort
-from gputally.base.money import gpu_hours
-from gputally.base.units import MS_PER_SECOND
 from gputally.server.tokens_and_grants import Principal
 
 router = APIRouter(include_in_schema=False)
@@ -75,80 +65,9 @@ class JobListParams(OrderedListParams):
 
 AskedJobs = Annotated[JobListParams, Query()]
 
-JobField = ListField[Job]
-
-
-@dataclass(frozen=True, slots=True)
-class JobColumn:
-    """A column of the list. parts: the columns of a file that it stands for; none for what names the job."""
-
-    title: str
-    parts: tuple[JobField, ...] = ()
-
-
-def _account(name: str) -> JobField:
-    return JobField(f"{name}_gpu_hours", "hours", lambda job: gpu_hours(getattr(job.accounts_gpu_us, name)))
-
-
-def _names(name: str) -> JobField:
-    return JobField(name, "text", lambda job: ", ".join(getattr(job, name)))
-
-
-def _seconds(milliseconds: int | None) -> float | None:
-    return None if milliseconds is None else milliseconds / MS_PER_SECOND
-
-
-_UNPRICED: Final[JobField] = JobField("unpriced_gpu_hours", "hours", lambda job: gpu_hours(job.unpriced_gpu_us))
-COLUMNS: Final[Mapping[JobOrder, JobColumn]] = {
-    "cluster": JobColumn("Cluster"),
-    "namespace": JobColumn("Namespace"),
-    "team": JobColumn("Team", (_names("teams"),)),
-    "user": JobColumn("User", (_names("users"),)),
-    "queue": JobColumn("Queue", (_names("queues"),)),
-    "state": JobColumn("State", (JobField("state", "text", lambda job: job.state),)),
-    "kind": JobColumn("Kind", (JobField("kind", "text", lambda job: job.kind or ""),)),
-    "gpus": JobColumn(
-        "GPUs now",
-        (
-            JobField("gpus_now", "float", lambda job: None if job.gpus is None else float(job.gpus)),
-            JobField("asks_gpus", "integer", lambda job: job.asks_gpus),
-        ),
-    ),
-    "waited": JobColumn(
-        "Waited",
-        (
-            JobField("waited_s", "float", lambda job: _seconds(job.waited_ms)),
-            JobField("waiting_s", "float", lambda job: _seconds(job.waiting_ms)),
-        ),
-    ),
-    "gpu_hours": JobColumn("Held", (_account("allocated"),)),
-    "busy": JobColumn("Busy", (_account("busy"),)),
-    "utilisation": JobColumn(
-        "Utilisation",
-        (JobField("utilisation_share", "float", lambda job: page_rows.utilisation(job.accounts_gpu_us)),),
-    ),
-    "idle": JobColumn("Idle", (_account("allocated_idle"),)),
-    "unknown": JobColumn("Use unknown", (_account("allocated_unknown"),)),
-    "cost": JobColumn("Cost", (JobField("cost", "money", lambda job: job.cost), _UNPRICED)),
-    "unpriced": JobColumn("Unpriced", (_UNPRICED,)),
-    "burn": JobColumn("Cost per hour now", (JobField("burn_per_hour", "money", lambda job: job.burn_per_hour),)),
-    "gpu_model": JobColumn("GPU model", (_names("gpu_models"),)),
-    "pods": JobColumn("Pods", (JobField("pods", "integer", lambda job: job.pods),)),
-    "created": JobColumn("Created", (JobField("created", "instant", lambda job: job.created_ms),)),
-    "ended": JobColumn("Ended", (JobField("ended", "instant", lambda job: job.ended_ms),)),
-    "epochs": JobColumn("Epochs", (JobField("epochs", "integer", lambda job: job.epochs),)),
-}
-"""The columns beside the name of the job, by their names in addresses, which are also orders."""
-TEXTS: Final = frozenset({*JOB_ORDERS.ascending, "created", "ended"})
-"""The columns that are written from the left."""
 USUAL: Final[tuple[str, ...]] = (
     "team", "user", "state", "gpus", "waited", "gpu_hours", "utilisation", "idle", "cost"
 )  # fmt: skip
-COMPARED: Final[Mapping[JobOrder, JobField]] = {
-    name: COLUMNS[name].parts[0] for name in ("gpu_hours", "busy", "utilisation", "idle", "unknown", "cost", "unpriced")
-}
-"""The columns that have a figure of the span before."""
-_OF_MONEY: Final = frozenset({"cost", "burn"})
 
 
 def bar_of(path: str, params: JobListParams, deps: Deps, more: Mapping[str, tuple[str, ...]] | None = None) -> Bar:
@@ -267,27 +186,12 @@ def file_rows(
 ) -> tuple[list[str], list[FileKind], list[list[FileCell]]]:
     """The names, kinds and cells of a file's columns. jobs: each with the currency of its costs, None without a price
     book."""
-    parts: list[JobField] = [
-        JobField("id", "text", lambda job: job.id), JobField("cluster", "text", lambda job: job.cluster),
-        JobField("namespace", "text", lambda job: job.namespace), JobField("job", "text", lambda job: job.job),
-    ]  # fmt: skip
-    shown = [name for name in COLUMNS if name in bar.shown]
-    parts += [part for name in shown for part in COLUMNS[name].parts if part not in parts]
-    if bar.params.compare:
-        compared = dict.fromkeys(part for name in shown if name in COMPARED for part in COLUMNS[name].parts)
-        parts += [before(part, _then) for part in compared]
-    with_currency = bool(_OF_MONEY & set(shown))
-    rows = [
-        [
-            *(None if currency is None and part.kind == "money" else part.of(job) for part in parts),
-            *([currency or ""] if with_currency else []),
-        ]
-        for currency, job in jobs
-    ]
-    money: list[FileKind] = ["text"] if with_currency else []
-    return [*(part.name for part in parts), *(["currency"] if with_currency else [])], [
-        *(part.kind for part in parts), *money
-    ], rows  # fmt: skip
+    parts, with_currency = file_columns([name for name in COLUMNS if name in bar.shown], compare=bar.params.compare)
+    names, kinds = [part.name for part in parts], [part.kind for part in parts]
+    if with_currency:
+        names.append("currency")
+        kinds.append("text")
+    return names, kinds, [cells(parts, job, currency, with_currency=with_currency) for currency, job in jobs]
 
 
 def change_of(
@@ -314,10 +218,6 @@ def total_changes(
     if was.unpriced:
         cost += " + unpriced"
     return {**texts, "cost": cost if jobs.unpriced or was.unpriced else f"{cost}, {relative(jobs.total, was.total)}"}
-
-
-def _then(job: Job) -> Job | None:
-    return job.then
 
 
 def span_names(span: QuerySpan) -> tuple[str, str]:

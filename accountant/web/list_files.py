@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from fastapi import Request, Response
 
-from accountant.core import periods
+from accountant.core.file_cells import cell_text
 from accountant.exports.protocol import CSV
 from accountant.reports import figure_formatting
 from accountant.reports.figure_formatting import Relative
-from gputally.base.money import plain
+from accountant.wire.list_fields import FileCell, FileKind, ListField
 from gputally.base.number_format import NOTHING, number
 from gputally.base.untrusted_text import for_cell
 from gputally.server.request_handling import tagged
 
 PARQUET: Final = "application/vnd.apache.parquet"
-FileKind = Literal["text", "hours", "money", "price", "float", "integer", "instant"]
-"""hours, money: exact decimals. instant: epoch milliseconds."""
-FileCell = str | Decimal | float | int | None
 FileFormat = Literal["csv", "parquet"]
 Row = TypeVar("Row")
 
@@ -49,24 +46,6 @@ def against(
     else:
         text = NOTHING if was is None else number(was, 1)
     return f"before {text}, {relative(*amounts)}"
-
-
-def before(field: ListField[Row], then: Callable[[Row], Row | None]) -> ListField[Row]:
-    """The column of a file with the figure of the span before."""
-
-    def of(row: Row) -> FileCell:
-        earlier = then(row)
-        return None if earlier is None else field.of(earlier)
-
-    return ListField(f"{field.name}_before", field.kind, of)
-
-
-class ListField(NamedTuple, Generic[Row]):
-    """A column of a file. of: its cell of a row of the list."""
-
-    name: str
-    kind: FileKind
-    of: Callable[[Row], FileCell]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +74,8 @@ def _csv(records: ListRecords) -> bytes:
     writer = csv.writer(text, lineterminator="\r\n")
     writer.writerow(map(for_cell, records.names))
     for row in (*records.rows, *([records.total] if records.total else ())):
-        writer.writerow([_text(value, kind) for value, kind in zip(row, records.kinds, strict=True)])
+        writer.writerow([cell_text(value, kind) for value, kind in zip(row, records.kinds, strict=True)])
     return text.getvalue().encode()
-
-
-def _text(value: FileCell, kind: FileKind) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, Decimal):
-        return plain(value)
-    if kind == "instant":
-        return periods.utc(int(value))
-    return for_cell(value) if isinstance(value, str) else repr(value)
 
 
 def _parquet(records: ListRecords) -> bytes:
@@ -126,7 +95,7 @@ def _parquet(records: ListRecords) -> bytes:
         for at, (kind, of) in enumerate(zip(records.kinds, fields, strict=True))
     ]  # fmt: skip
     totals = {
-        f"total_{name}": _text(value, kind)
+        f"total_{name}": cell_text(value, kind)
         for name, value, kind in zip(records.names, records.total or (None,) * len(fields), records.kinds, strict=True)
         if records.total and kind != "text"
     }

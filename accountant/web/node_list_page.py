@@ -27,9 +27,10 @@ from accountant.reports.node_list import Machine, NodeChoice
 from accountant.web import month_and_decision_pages, page_queries, saved_views
 from accountant.web.job_list_page import month_steps, named, span_names
 from accountant.web.list_bar import Bar, OrderedListParams, check_columns
-from accountant.web.list_files import FileFormat, ListField, ListRecords, against, before, list_file
+from accountant.web.list_files import FileFormat, ListRecords, against, list_file
 from accountant.web.page_queries import ListSpan
 from accountant.web.page_rows import paged
+from accountant.wire.list_fields import ListField, before
 from accountant.wire.list_order import ListOrder
 from accountant.wire.option_types import NODE_ORDERS, NodeOrder
 from accountant.wire.usage_cost_and_job_models import NodeSort

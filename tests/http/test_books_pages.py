@@ -303,6 +303,11 @@ def test_an_invoice_has_the_date_of_issue_once_its_month_is_closed_and_the_date_
     for name, day in (("Date of issue", issued), ("To be paid by", issued + timedelta(days=30))):
         assert f"{day:%-d %B %Y}" == texts[texts.index(name) + 1]
     assert "Forecast" not in texts
+    listed = {row["month"]: row["issued"] for row in table(client, "/invoices.csv", who["lead"])}
+    assert listed["2026-11"] == f"{issued}"
+    assert f"To be paid by {issued + timedelta(days=30):%-d %B %Y}".lower() in (
+        client.get("/invoices", headers=who["lead"]).text.lower()
+    )
 
 
 CREDIT = {"team": "vision", "amount": "-1.50", "approved_by": "cfo", "reason": 'the "node" <b>lost</b> & more'}

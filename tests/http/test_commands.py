@@ -260,7 +260,11 @@ def test_jobs_as_table_json_and_csv(stopped, run_command):
     code, out, err = run_command("jobs", *common, "--output", "csv")
     head, line = out.splitlines()
     row = dict(zip(head.split(","), line.split(","), strict=True))
-    assert (row["id"], row["cost"], row["gpu_hours"]) == ("prod~vision~Pod~train-0", "1.2000000000", "0.500000000")
+    assert (row["id"], row["cost"], row["allocated_gpu_hours"]) == (
+        "prod~vision~Pod~train-0",
+        "1.2000000000",
+        "0.500000000",
+    )
     assert json.loads(run_command("jobs", *common, "--output", "json")[1])["total_cost"] == "1.2000000000"
     code, out, err = run_command("jobs", "prod~vision~Pod~train-0", *common)
     assert re.search(r"H100 80GB HBM3\s+\S*\s*0\.5\s+2\.4\s+1\.20", out), out

@@ -365,6 +365,7 @@ def test_the_command_has_the_jobs_columns_and_file_of_a_view(
     assert set(rows[0]) == {
         "id", "cluster", "namespace", "job", "users", "currency", "cost", "unpriced_gpu_hours",
     }  # fmt: skip
+    assert rows == list(csv.DictReader(io.StringIO(client.get(f"/jobs.csv?{query}").text)))
     table = run(*options).decode()
     assert "vision-user" in table
     assert "waited" not in table
@@ -375,7 +376,7 @@ def test_the_command_has_the_jobs_columns_and_file_of_a_view(
     (row,) = csv.DictReader(
         io.StringIO(run("--start", "5h", "--compare", "--search", "expl", "--output", "csv").decode())
     )
-    assert (row["gpu_hours"], row["gpu_hours_before"], row["cost_before"]) == (
+    assert (row["allocated_gpu_hours"], row["allocated_gpu_hours_before"], row["cost_before"]) == (
         "0.000000000",
         "4.000000000",
         "8.000000000",
