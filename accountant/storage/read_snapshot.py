@@ -88,8 +88,8 @@ _decoder = msgspec.json.Decoder(ObservedPod)
 
 def _selected(tables: Mapping[str, str], query: str) -> dict[str, str]:
     """The rows of the tables whose pods a query names."""
-    chosen = statement(query)
-    return {name: f"(FROM {table} WHERE (cluster, uid) IN ({chosen}))" for name, table in tables.items()}
+    named = statement(query)
+    return {name: f"(FROM {table} WHERE (cluster, uid) IN ({named}))" for name, table in tables.items()}
 
 
 _WAITING = " AND coalesce(s.at[2], p.at[2], s.at[3], p.at[3], s.at[4], p.at[4]) IS NULL"
