@@ -14,7 +14,7 @@ from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.bookkeeping.month_closing import CannotClose
 from gputally.base.clock import VirtualClock
 from gputally.base.money import exact_sum
-from tests.billing.usage_rows import NOV, OCT, at, held, price_book
+from tests.billing.usage_rows import DEC, NOV, OCT, at, held, price_book
 from tests.fakes.list_ledger import ListLedger
 from tests.hypothesis_examples import examples
 
@@ -178,3 +178,23 @@ def test_a_month_that_has_not_begun_has_no_draft():
     _, keeper, _ = keeper_of(now_ms=at("2026-11-01T00:10"))
     with pytest.raises(CannotClose):
         keeper.draft(NOV, "ada")
+
+
+def test_late_records_of_a_closed_month_are_told_in_the_month_in_which_they_are_booked():
+    ledger, keeper, clock = keeper_of(held("2026-10-08", "2026-10-09", team="nlp"), now_ms=at("2026-11-12"))
+    keeper.prices.take(book("2.00"), "file", "prices.yaml", "", at("2026-10-01"))
+    keeper.close(OCT, "ada", "a test", ["coverage"])
+    for month, hours, until in ((NOV, 10, "2026-12-15"), (DEC, 3, "2026-12-15T01:00")):
+        ledger.add(held("2026-10-07", at("2026-10-07") + hours * HOUR_MS, team="vision", gpu=f"GPU-{hours}"))
+        keeper.correct("ada")
+        if month == NOV:
+            clock.advance_to(at(until))
+            keeper.close(NOV, "ada", "a test", ["coverage"])
+    since = at("2026-11-01")
+    booked = {month: told(keeper, month, since) for month in (NOV, DEC)}
+    assert booked == {
+        NOV: {("correction", "vision"): Decimal("20.00")},
+        DEC: {("correction", "vision"): Decimal("6.00")},
+    }
+    (late,) = keeper.changed(DEC, since).changes
+    assert "2026-10" in late.reason

@@ -138,7 +138,7 @@ def quota_policy(**deserved: float) -> Policy:
 
 
 BOOK = "id: h100, model: H100, price: '2.10', valid_from: 2026-01-01"
-SEP, OCT, NOV = Month(2026, 9), Month(2026, 10), Month(2026, 11)
+SEP, OCT, NOV, DEC = (Month(2026, month) for month in (9, 10, 11, 12))
 
 
 def october(**names: str) -> list[Row]:
