@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,80 +11,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairshare.controller.claimed_pods import ClaimedPods
-from fairshare.core.device_claims import CLAIMS, CLASSES, TEMPLATES, VERSIONS, read_claim, read_class, read_template
+from fairshare.core.device_claims import CLAIMS, CLASSES, TEMPLATES, VERSIONS
 from fairshare.core.gpu_demand import read_claiming
 from fairshare.targets.pod_index import PodIndex
 from gputally.base.errors import NotFound
 from gputally.kubernetes.objects import Object
-from tests.fairshare.builders import object_of, pod_object
+from tests.fairshare.builders import object_of
+from tests.fairshare.claiming_pods import GPU_CLASS, Fed, claim_object, claim_template, claiming_pod, device_request
 from tests.hypothesis_examples import examples
-
-GPU_CLASS = "gpu.nvidia.com"
-
-
-def _request(version: str, count: int = 1, *, of: str = GPU_CLASS, **more: Any) -> dict[str, Any]:
-    """A request in the form of a version of the API."""
-    wanted = {"deviceClassName": of, "allocationMode": "ExactCount", "count": count, **more}
-    return {"name": "r", **wanted} if version == "v1beta1" else {"name": "r", "exactly": wanted}
-
-
-def claim_object(name: str, *requests: Any, on: str = "", devices: tuple[str, ...] = (), version: str = "v1") -> Object:
-    """A claim, which has these devices of a node if one is given."""
-    kind = next(kind for kind in CLAIMS if kind.api_version.endswith(f"/{version}"))
-    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [on]}]}
-    results = [{"request": "r", "driver": GPU_CLASS, "pool": on, "device": device} for device in devices]
-    allocation = {"devices": {"results": results}, "nodeSelector": {"nodeSelectorTerms": [term]}}
-    spec = {"devices": {"requests": list(requests) or [_request(version)]}}
-    return object_of(kind, name, spec, {"allocation": allocation} if on else {}, uid=f"claim-{name}")
-
-
-def _template(name: str, *requests: Any, version: str = "v1") -> Object:
-    kind = next(kind for kind in TEMPLATES if kind.api_version.endswith(f"/{version}"))
-    return object_of(kind, name, {"spec": {"devices": {"requests": list(requests)}}}, uid=f"template-{name}")
-
-
-def claiming_pod(name: str, *, claim: str = "", template: str = "", made: str = "", node: str = "") -> Object:
-    pod = pod_object(name, gpus=0, node=node)
-    named = {"resourceClaimName": claim} if claim else {"resourceClaimTemplateName": template}
-    pod["spec"]["resourceClaims"] = [{"name": "gpus", **named}]
-    if made:
-        pod["status"]["resourceClaimStatuses"] = [{"name": "gpus", "resourceClaimName": made}]
-    return pod
-
-
-class Fed:
-    """The pods of a cluster as the index has them, after objects have arrived."""
-
-    def __init__(self, *objects: Object) -> None:
-        self.index = PodIndex()
-        self.pods = ClaimedPods(self.index.change)
-        for obj in objects:
-            self.put(obj)
-
-    def put(self, obj: Object, *, gone: bool = False) -> None:
-        feed: dict[str, tuple[Callable[[str, Any], None], Callable[[Object], Any]]] = {
-            "Pod": (self.pods.pod_changed, read_claiming),
-            "ResourceClaim": (self.pods.claim_changed, read_claim),
-            "ResourceClaimTemplate": (self.pods.template_changed, read_template),
-            "DeviceClass": (self.pods.class_changed, read_class),
-        }
-        changed, read = feed[obj["kind"]]
-        changed(obj["metadata"]["uid"], None if gone else read(obj))
-
-    def held(self) -> dict[str, tuple[float, str, bool]]:
-        return {pod.name: (pod.gpus, pod.node, pod.held) for pod in self.index.pods()}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_requests_count_before_the_allocation_and_devices_after_it(version: str) -> None:
     named, template = (
-        claim_object("c", _request(version, 2), version=version),
-        _template("t", _request(version, 3), version=version),
+        claim_object("c", device_request(version, 2), version=version),
+        claim_template("t", device_request(version, 3), version=version),
     )
     fed = Fed(named, template, claiming_pod("a", claim="c"), claiming_pod("b", template="t"))
     assert fed.held() == {"a": (2.0, "", False), "b": (3.0, "", False)}
-    fed.put(claim_object("c", _request(version, 2), on="n1", devices=("gpu-0", "gpu-1"), version=version))
-    made = claim_object("b-made", _request(version, 3), on="n1", devices=("gpu-2", "gpu-3", "gpu-4"), version=version)
+    fed.put(claim_object("c", device_request(version, 2), on="n1", devices=("gpu-0", "gpu-1"), version=version))
+    made = claim_object(
+        "b-made", device_request(version, 3), on="n1", devices=("gpu-2", "gpu-3", "gpu-4"), version=version
+    )
     fed.put(made)
     fed.put(claiming_pod("b", template="t", made="b-made"))
     assert fed.held() == {"a": (2.0, "n1", True), "b": (3.0, "n1", True)}
@@ -98,10 +46,10 @@ def test_alternatives_monitors_and_other_devices(version: str) -> None:
     several = {"name": "r", "firstAvailable": [{"name": "x", "deviceClassName": GPU_CLASS, "count": 4}, {"name": "y"}]}
     requests = {
         "alternatives": several,
-        "all": _request(version, allocationMode="All"),
-        "monitor": _request(version, adminAccess=True),
-        "network": _request(version, 2, of="nic.example.com"),
-        "instance": _request(version, 2, of="mig.nvidia.com"),
+        "all": device_request(version, allocationMode="All"),
+        "monitor": device_request(version, adminAccess=True),
+        "network": device_request(version, 2, of="nic.example.com"),
+        "instance": device_request(version, 2, of="mig.nvidia.com"),
     }
     claims = [claim_object(name, request, version=version) for name, request in requests.items()]
     pods = [claiming_pod(name, claim=name) for name in requests]
@@ -120,7 +68,7 @@ def test_alternatives_monitors_and_other_devices(version: str) -> None:
 )
 def test_a_class_is_one_of_gpus_by_its_driver_or_its_extended_resource(spec: dict[str, Any], counts: float) -> None:
     own = object_of(CLASSES[0], "fast", spec, uid="class")
-    claim, pod = claim_object("c", _request("v1", of="fast")), claiming_pod("a", claim="c")
+    claim, pod = claim_object("c", device_request("v1", of="fast")), claiming_pod("a", claim="c")
     fed = Fed(own, claim, pod)
     assert fed.held()["a"][0] == counts
     fed.put(own, gone=True)
@@ -143,7 +91,7 @@ OF_DRIVER = "device.driver == 'gpu.nvidia.com'"
 OBJECTS = (
     object_of(CLASSES[0], GPU_CLASS, {"selectors": [{"cel": {"expression": OF_DRIVER}}]}, uid="class"),
     claim_object("one", on="n1", devices=("gpu-0", "gpu-1")), claim_object("two", on="n2", devices=("gpu-0",)),
-    claim_object("half", on="n1", devices=("gpu-1",)), _template("t", _request("v1", 2)),
+    claim_object("half", on="n1", devices=("gpu-1",)), claim_template("t", device_request("v1", 2)),
     claiming_pod("a", claim="one"), claiming_pod("b", claim="one", node="n1"), claiming_pod("c", template="t"),
     claiming_pod("d", template="t", made="two"), claiming_pod("e", claim="half"),
 )  # fmt: skip
@@ -184,7 +132,7 @@ class OneVersion:
 def test_the_version_that_the_server_has_is_found(version: str) -> None:
     index = PodIndex()
     pods = ClaimedPods(index.change)
-    api = OneVersion(version, (claim_object("c", _request(version, 2), version=version),))
+    api = OneVersion(version, (claim_object("c", device_request(version, 2), version=version),))
     for each in pods.reflectors(api, lambda: 0):  # type: ignore[arg-type]
         each.prime()
         assert each.behind() is None

@@ -7,8 +7,8 @@ import json
 from fairshare.schedulers.kube_scheduler.extender import KubeSchedulerExtender
 from fairshare.targets.extender import ExtenderView
 from gputally.base.clock import VirtualClock
+from tests.fairshare.claiming_pods import Fed, claim_object, claiming_pod
 from tests.fairshare.conftest import NOW_MS
-from tests.fairshare.test_device_claims import Fed, claim_object, claiming_pod
 
 
 def test_the_extender_places_a_pod_with_a_claim_and_counts_those_that_run() -> None:
