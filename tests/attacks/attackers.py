@@ -680,6 +680,7 @@ class Nobody(Attacker):
             (
                 "/",
                 "/shares/queue/vision",
+                "/shares/shares.csv?sort=shares.queue",
                 "/shares/decisions",
                 "/shares/policy",
                 "/shares/preview/x",

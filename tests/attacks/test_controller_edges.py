@@ -47,7 +47,8 @@ def checked(answer: Answer, sent: object) -> None:
 
 
 PARAMETERS = {
-    "/shares": ("queue", "weight"), "/shares/queue/": (), "/shares/preview/": (), "/shares/policy": (),
+    "/shares": ("queue", "weight", "sort"), "/shares/shares.csv": ("sort",),
+    "/shares/queue/": (), "/shares/preview/": (), "/shares/policy": (),
     "/shares/decisions": ("queue", "kind", "days"),
     "/shares/decision": ("id", "at"),
 }  # fmt: skip
