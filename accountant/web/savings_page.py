@@ -1,5 +1,5 @@
-"""Serves the page of jobs that could have cost less in a month, and its file: those for which a slice of a GPU, fewer
-GPUs or none would have been enough, with what they used at most (accountant.reports.savings_hints)."""
+"""Serves the page of jobs that could have cost less in a month, and its file: those for which a slice of a GPU or fewer
+GPUs would have been enough, and those that hardly used theirs (accountant.reports.savings_hints)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from accountant.core.periods import Month
 from accountant.ledger.protocols import JobKey
 from accountant.reports import report_builder
 from accountant.reports.report_builder import Report
-from accountant.reports.savings_hints import Hint, Kind
+from accountant.reports.savings_hints import HARDLY_USED, Hint, Kind
 from accountant.web import month_and_decision_pages, page_queries
 from accountant.web.books_pages import empty_as_none
 from accountant.web.month_and_decision_pages import TablesParams, month_of, sorting
@@ -25,8 +25,8 @@ from gputally.base.untrusted_text import for_cell
 from gputally.server.tokens_and_grants import Principal
 
 router = APIRouter(include_in_schema=False)
-KINDS: Final[dict[Kind, str]] = {"slice": "a slice of a GPU", "fewer": "fewer GPUs", "idle": "no GPU"}
-"""What would have been enough."""
+KINDS: Final[dict[Kind, str]] = {"slice": "a slice of a GPU", "fewer": "fewer GPUs", "idle": "only while used"}
+"""What would have been enough. A job that hardly used its GPUs is not said to need fewer, but for a shorter time."""
 TABLES: Final = PageTables(
     {
         "savings": {
@@ -60,7 +60,7 @@ def savings(request: Request, params: Asked, deps: AppDeps, principal: Reader) -
              for one in (None, *get_args(Kind))]  # fmt: skip
     return month_and_decision_pages.page(
         request, "/month", "savings.html", deps, month=month, team=report.team, hints=hints, order=order,
-        currency=report.currency, kinds=kinds, kind=params.kind, texts=KINDS, as_of_ms=as_of_ms,
+        currency=report.currency, kinds=kinds, kind=params.kind, texts=KINDS, hardly=HARDLY_USED, as_of_ms=as_of_ms,
         csv=_address(params, month).replace("/savings?", "/savings.csv?", 1), recorded=report.statement.metered,
         most=report_builder.CANDIDATES, job_id=lambda job: JobKey(job.cluster, job.namespace, job.job).id,
     )  # fmt: skip
