@@ -52,13 +52,16 @@ def test_each_cause_has_its_part():
     keeper.credits.adjust(credit("-5"), "ada")
     found = keeper.changed(NOV)
     assert found.draft == draft
-    assert {(one.cause, one.team): (one.amount, one.reason) for one in found.changes} == {
-        ("late records", "vision"): (Decimal("20.00"), ""),
-        ("use since then", "vision"): (Decimal("6.00"), ""),
-        ("prices", "vision"): (Decimal("13.00"), "a new contract"),
-        ("prices", "nlp"): (Decimal("24.00"), "a new contract"),
-        ("credit or charge", "vision"): (Decimal(-5), "an outage"),
+    assert {(one.cause, one.team): one.amount for one in found.changes} == {
+        ("late records", "vision"): Decimal("20.00"),
+        ("use since then", "vision"): Decimal("6.00"),
+        ("prices", "vision"): Decimal("13.00"),
+        ("prices", "nlp"): Decimal("24.00"),
+        ("credit or charge", "vision"): Decimal(-5),
     }
+    given = {one.cause: one.reason for one in found.changes}
+    assert (given["prices"], given["credit or charge"]) == ("a new contract", "an outage")
+    assert all(given.values()), "every change says why"
 
 
 EVENTS = st.lists(
