@@ -91,6 +91,12 @@ class MonthParams(TablesParams):
     month: str | None = None
 
 
+class CoverageParams(Params):
+    """month: None for the present one."""
+
+    month: str | None = Field(default=None, max_length=7)
+
+
 @router.get("/")
 def overview(request: Request, params: Annotated[TablesParams, Query()], deps: AppDeps, principal: Reader) -> Response:
     if principal.teams is not None:
@@ -218,11 +224,13 @@ def prices_page(request: Request, deps: AppDeps, principal: Reader) -> Response:
 
 
 @router.get("/coverage")
-def coverage_page(request: Request, deps: AppDeps, principal: Reader) -> Response:
+def coverage_page(
+    request: Request, params: Annotated[CoverageParams, Query()], deps: AppDeps, principal: Reader
+) -> Response:
     require_all_teams(principal)
-    at = deps.clock.wall_ms()
-    month = Month.of(at - 1, periods.zone(deps.settings.timezone))
-    start = month.span(periods.zone(deps.settings.timezone))[0]
+    at, zone = deps.clock.wall_ms(), periods.zone(deps.settings.timezone)
+    month = month_of(deps, params.month) if params.month else Month.of(at - 1, zone)
+    start, end = month.span(zone)
     whole = deps.picker() is None  # a lake has no quarantine and no missing records
     nodes = page_queries.coverage(deps, month)
     quarantined, holes, missing = None, None, None
@@ -248,7 +256,9 @@ def coverage_page(request: Request, deps: AppDeps, principal: Reader) -> Respons
         searched=_SEARCHED_NODES,
         most=_SHOWN_QUARANTINED,
         start_ms=start,
-        end_ms=nodes.as_of_ms or at,
+        end_ms=min(end, nodes.as_of_ms or at),
+        month=month,
+        following=month.next if end < at else None,
     )
 
 

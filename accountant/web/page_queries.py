@@ -293,27 +293,31 @@ def gpus_of(deps: Deps, cluster: str, node: str) -> tuple[GpuOwnership, ...] | N
     return None
 
 
+def _so_far(deps: Deps, month: Month) -> tuple[int, int]:
+    """The span of a month, up to now."""
+    start, end = month.span(periods.zone(deps.settings.timezone))
+    return start, min(end, deps.clock.wall_ms())
+
+
 def coverage(deps: Deps, month: Month) -> CachedAnswer[tuple[page_rows.NodeCoverage, ...]]:
-    """The coverage of each node in the current month."""
+    """The coverage of each node in a month, up to now."""
 
     def compute() -> tuple[page_rows.NodeCoverage, ...]:
-        start = month.span(periods.zone(deps.settings.timezone))[0]
-        at = deps.clock.wall_ms()
-        with deps.ledger.moment(start, at) as moment:
-            return page_rows.by_node(moment, start, at)
+        start, end = _so_far(deps, month)
+        with deps.ledger.moment(start, end) as moment:
+            return page_rows.by_node(moment, start, end)
 
     return deps.answers.ask(("coverage", month, books(deps)), compute)
 
 
 def unmetered_spans(deps: Deps, month: Month, most: int) -> CachedAnswer[tuple[page_rows.UnmeteredSpan, ...]]:
-    """When time of the current month is unmetered. most: nodes that are looked at, those that lack most."""
+    """When time of a month is unmetered, up to now. most: nodes that are looked at, those that lack most."""
 
     def compute() -> tuple[page_rows.UnmeteredSpan, ...]:
-        start = month.span(periods.zone(deps.settings.timezone))[0]
-        at = deps.clock.wall_ms()
-        with deps.ledger.moment(start, at) as moment:
-            lacking = [row for row in page_rows.by_node(moment, start, at) if row.unmetered_us]
-            return page_rows.unmetered_spans(moment, start, at, lacking[:most])
+        start, end = _so_far(deps, month)
+        with deps.ledger.moment(start, end) as moment:
+            lacking = [row for row in page_rows.by_node(moment, start, end) if row.unmetered_us]
+            return page_rows.unmetered_spans(moment, start, end, lacking[:most])
 
     return deps.answers.ask(("unmetered", month, books(deps)), compute)
 

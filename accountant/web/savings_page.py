@@ -15,12 +15,12 @@ from accountant.core.periods import Month
 from accountant.ledger.protocols import JobKey
 from accountant.reports import report_builder
 from accountant.reports.report_builder import Report
-from accountant.reports.savings_hints import HARDLY_USED, Hint, Kind
+from accountant.reports.savings_hints import HARDLY_USED, SLICE_AT, Hint, Kind
 from accountant.web import month_and_decision_pages, page_queries
 from accountant.web.books_pages import empty_as_none
 from accountant.web.month_and_decision_pages import TablesParams, month_of, sorting
 from accountant.wire.list_order import PageTables, TableSorting
-from gputally.base.money import gpu_hours, plain
+from gputally.base.money import gpu_hours, plain, sum_if_known
 from gputally.base.untrusted_text import for_cell
 from gputally.server.tokens_and_grants import Principal
 
@@ -60,8 +60,12 @@ def savings(request: Request, params: Asked, deps: AppDeps, principal: Reader) -
              for one in (None, *get_args(Kind))]  # fmt: skip
     return month_and_decision_pages.page(
         request, "/month", "savings.html", deps, month=month, team=report.team, hints=hints, order=order,
-        currency=report.currency, kinds=kinds, kind=params.kind, texts=KINDS, hardly=HARDLY_USED, as_of_ms=as_of_ms,
+        currency=report.currency, kinds=kinds, kind=params.kind, texts=KINDS, hardly=HARDLY_USED,
+        slice_at=SLICE_AT, as_of_ms=as_of_ms,
         csv=_address(params, month).replace("/savings?", "/savings.csv?", 1), recorded=report.statement.metered,
+        total_us=sum(hint.job.figures.accounts.allocated for hint in hints),
+        total_cost=sum_if_known(None if hint.job.figures.unpriced_us else hint.job.figures.cost for hint in hints),
+        total_saving=sum_if_known(hint.saving for hint in hints),
         most=report_builder.CANDIDATES, job_id=lambda job: JobKey(job.cluster, job.namespace, job.job).id,
     )  # fmt: skip
 

@@ -23,6 +23,7 @@ from gputally.server.https_server import listen, serve
 from gputally.server.tokens_and_grants import new_token
 from tests import empty_ledger
 from tests.http.conftest import MINUTE_MS, NOW_MS, client_of, encoded, pod_minutes, settings_in
+from tests.http.page_parser import tables
 from tests.moments import acks, present
 from tests.price_books import price_book_text
 
@@ -127,6 +128,24 @@ def test_what_a_node_lost_is_listed(start_service):
     (hole,) = present(service.ledger).holes()
     assert (hole.cluster, hole.node, hole.first_seq, hole.last_seq) == ("prod", "node-1", 3, 5)
     assert "3 to 5" in client.get("/coverage").text
+
+
+def test_coverage_is_that_of_the_month_that_is_asked_for(start_service, clock):
+    def metered(address):
+        _, ((*_, cell),) = tables(client.get(address).text)["Nodes by unmetered time"]
+        return cell
+
+    _, client = start_service()
+    for first in (1, 4):
+        client.post("/v1/usage", content=encoded(pod_minutes(first=first, rows=2)))
+    now = metered("/coverage")
+    assert metered("/coverage?month=2026-11") == now
+    clock.advance(31 * MS_PER_DAY)
+    assert metered("/coverage?month=2026-11") != metered("/coverage?month=2026-12") == "0.0 %"
+    assert "/coverage?month=2026-12" in client.get("/coverage?month=2026-11").text
+    assert "No node has reported" in client.get("/coverage?month=2026-10").text
+    for wrong in ("month=x", "month=2027-12", "span=7d"):
+        assert client.get(f"/coverage?{wrong}").status_code in (404, 422), wrong
 
 
 def test_what_was_acknowledged_is_there_after_a_restart(start_service, tmp_path, clock):

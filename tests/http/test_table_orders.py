@@ -25,7 +25,13 @@ PAGE = {"Accept": "text/html"}
 MONTH = "2026-11"
 UNSORTED_HEADS = {"By team GPUs", "Files"}
 """Columns of links and of lists of names."""
-WITHOUT_ORDER = {"GPU time by account", "GPUs by account", "By cost", "By idle time", "The invoice in its parts"}
+WITHOUT_ORDER = {
+    "GPU time by account",
+    "GPUs by account",
+    "By cost",
+    "By cost of idle time",
+    "The invoice in its parts",
+}
 """Tables whose rows have one order: accounts, the parts of an invoice, and the first jobs by what the title says."""
 
 
