@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -22,6 +21,7 @@ from fairshare.explain.queue_and_pod_explanation import (
     QueueAccount,
     QueueLevel,
 )
+from gputally.base.instants import utc_text
 
 MOST_GANGS = 8
 
@@ -214,8 +214,3 @@ def _gang_json(gang: Gang) -> dict[str, Any]:
         "requested": gang.requested, "allocated": gang.allocated, "minimum": gang.minimum, "waits": gang.waits,
         "priority": gang.priority, "created_ms": gang.created_ms,
     }  # fmt: skip
-
-
-def utc_text(ms: int) -> str:
-    """Return an instant as shown in tables, to a second."""
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

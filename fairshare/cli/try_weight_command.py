@@ -70,8 +70,8 @@ def _tables(found: Sequence[tuple[Divided, Sequence[TriedQueue]]]) -> Group:
 
 
 def _table(rows: Sequence[TriedQueue], part: Divided) -> Table:
-    from fairshare.cli.explanation_tables import utc_text
     from fairshare.explain.plan_tables import number, titled_table
+    from gputally.base.instants import utc_text
 
     of = "" if part.at_ms is None else f" that {part.target} had in the cycle of {utc_text(part.at_ms)}"
     table = titled_table(

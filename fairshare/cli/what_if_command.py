@@ -125,8 +125,8 @@ def what_if(
 
 
 def _table(found: Comparison, name: str) -> Table:
-    from fairshare.cli.explanation_tables import utc_text
     from fairshare.explain.plan_tables import titled_table
+    from gputally.base.instants import utc_text
 
     rows = found.rows
     booked = rows[0].had is not None

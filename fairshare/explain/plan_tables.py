@@ -18,6 +18,7 @@ from fairshare.controller.weight_writer import Adoption
 from fairshare.core.queues_and_weights import UNLIMITED, Division, DivisionProblem, DivisionRound, FleetWindow, Value
 from fairshare.preemption.preemption_cycle import PreemptionReport
 from fairshare.usage.stale_usage_hold import USAGE_FRESH
+from gputally.base.instants import utc_text
 from gputally.base.terminal import figures as right_aligned
 from gputally.base.terminal import table
 
@@ -160,7 +161,9 @@ def report_view(report: CycleReport) -> RenderableType:
         life = f", half-life {window.half_life_s / 3600:g} h" if window.half_life_s else ""
         span = f"{window.measure} over {hours:g} h ({window.kind}{life})"
         of = f" of {', '.join(window.clusters)}" if isinstance(window, FleetWindow) else ""
-        parts.append(Text(f"{span}{of}, {window.coverage:.1%} metered; policy {report.policy_version}"))
+        parts.append(
+            Text(f"{span}{of}, {window.coverage:.1%} metered; policy {report.policy_version}; {utc_text(report.at_ms)}")
+        )
     if report.hold is not None:
         parts.append(Text(f"HOLD {report.hold.reason}: {report.hold.message}; the last good weights stay", "bold red"))
     else:

@@ -1,4 +1,4 @@
-"""Parses instants, durations, and the edges of spans that people write.
+"""Parses instants, durations, and the edges of spans that people write, and shows instants in tables.
 
 Example: `--start 7d` begins a span 168 hours before its end, and `--start 2026-10-01` at that day's local midnight.
 Instants are UTC milliseconds."""
@@ -6,7 +6,7 @@ Instants are UTC milliseconds."""
 from __future__ import annotations
 
 import re
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -100,3 +100,8 @@ def parse_edge(text: str, tz: ZoneInfo, until_ms: int) -> int:
     edge_ms = until_ms - length_s * MS_PER_SECOND
     step_ms = BUCKET_MS if length_s * MS_PER_SECOND % MS_PER_HOUR else MS_PER_HOUR
     return in_calendar(edge_ms - edge_ms % step_ms)
+
+
+def utc_text(ms: int) -> str:
+    """Return an instant as shown in tables, to a second."""
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
