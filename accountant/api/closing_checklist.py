@@ -65,8 +65,8 @@ def checklist(
            f"{metered} of the capacity is metered"),
         ChecklistLine(
             item="late nodes", state="open" if late else "clear", link="/nodes?sort=silent",
-            text=f"no records up to now or the month's end from {joined_names(late)}" if late
-            else "every node has sent records up to now or the month's end",
+            text=f"no records up to the month's end, or to the present, from {joined_names(late)}" if late
+            else "every node has sent records up to the month's end, or to the present",
         ),
         of("unpriced", "prices", "/prices", "all billed time has a price"),
         ChecklistLine(
