@@ -40,8 +40,8 @@ from accountant.wire.typed_accountant_client import AccountantClient
 
 released = threading.Event()
 
-def waits(accountant: AccountantClient) -> dict[str, object]:
-    """Waits."""
+def hangs(accountant: AccountantClient) -> dict[str, object]:
+    """Hangs."""
     released.wait()
     return {}
 
@@ -62,9 +62,9 @@ def nothing() -> dict[str, object]:
 def twice(accountant: AccountantClient, ctx: int) -> dict[str, object]:
     """Has a parameter of the library."""
 
-WAITS, LEAVES, ASKS, UNKNOWN, NOTHING, TWICE, USAGE = (
+HANGS, LEAVES, ASKS, UNKNOWN, NOTHING, TWICE, USAGE = (
     AssistantTool(name, tool) for name, tool in {
-        "waits": waits, "leaves": leaves, "asks": asks, "unknown": unknown, "nothing": nothing, "twice": twice,
+        "hangs": hangs, "leaves": leaves, "asks": asks, "unknown": unknown, "nothing": nothing, "twice": twice,
         "usage": nothing,
     }.items()
 )
@@ -152,7 +152,7 @@ def test_no_call_opens_a_stream_without_an_end(tmp_path: Path, gate: Gate) -> No
 @pytest.fixture
 def foreign(folder: Path) -> Any:
     """A package with tools, of which some cannot be used."""
-    names = ("waits", "leaves", "asks", "unknown", "nothing", "twice", "usage")
+    names = ("hangs", "leaves", "asks", "unknown", "nothing", "twice", "usage")
     points = {name: f"foreign_tools:{name.upper()}" for name in names} | {"lost": "a_module_that_is_not_there:TOOL"}
     install(folder, "foreign", {"gputally.assistant": points}, foreign_tools=FOREIGN)
     return folder
@@ -167,11 +167,11 @@ def test_a_tool_of_another_package_stops_neither_the_server_nor_other_tools(
         patience = {"patience_s": 0.1} if hangs else {}
         async with Client(server(lambda *_: closing(AccountantClient(url, "lead")), **patience)) as client:
             if hangs:
-                hanging = await asyncio.gather(*(client.call_tool("waits", {}) for _ in range(40)))
+                hanging = await asyncio.gather(*(client.call_tool("hangs", {}) for _ in range(40)))
                 assert all(each.is_error for each in hanging)
             else:
                 tools = {tool.name for tool in (await client.list_tools()).tools}
-                assert {"waits", "leaves", "asks", "usage"} <= tools
+                assert {"hangs", "leaves", "asks", "usage"} <= tools
                 assert tools.isdisjoint({"unknown", "nothing", "twice", "lost"})
                 assert (await client.call_tool("leaves", {})).is_error
                 assert (await client.call_tool("asks", {"size": 3})).structured_content["size"] == 3
