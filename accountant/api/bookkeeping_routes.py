@@ -208,7 +208,8 @@ def list_periods(deps: AppDeps, _: Reader) -> list[Period]:
 def read_period(month: MonthPath, deps: AppDeps, principal: DocumentReader) -> Period:
     """Returns a month. Of one that is open: what objects to closing it, and the checklist of what is still open or
     unknown."""
-    of, found = Month.parse(month), _with_objections(deps, Month.parse(month))
+    of = Month.parse(month)
+    found = _with_objections(deps, of)
     if principal.teams is not None or found.hash is not None:
         return found
     return found.model_copy(update={"checklist": checklist(deps, of, found.objections, months_due(deps, of))})

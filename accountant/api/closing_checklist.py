@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import Final
-from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
 
 from accountant.api.bookkeeping_models import ChecklistLine, ObjectionLine
 from accountant.api.dependencies import Deps
 from accountant.api.months_due import MonthsDue
+from accountant.api.query_parameters import explored_month
 from accountant.bookkeeping.month_closing import Objecting, Objection
 from accountant.core.periods import Month
 from accountant.core.record_age import silent_nodes
@@ -38,11 +39,7 @@ def checklist(
     zone, now = deps.settings.zone, deps.clock.wall_ms()
     start, end = month.span(zone)
     is_over = end <= now
-    span = {"start": f"{month}-01", "end": f"{month.next}-01" if is_over else None}
-
-    def explored(**query: str) -> str:
-        given = {name: value for name, value in {**span, **query}.items() if value is not None}
-        return "/explore?" + urlencode(given, safe=",:")
+    explored = partial(explored_month, month, is_over=is_over)
 
     def of(kind: Objecting, item: str, link: str, clear: str = "") -> ChecklistLine:
         text = objecting.get(kind)
@@ -60,8 +57,8 @@ def checklist(
             item="month", state="clear" if is_over else "open", link=f"/month/{month}",
             text="it is over" if is_over else f"it lasts until {_local(end, zone)}",
         ),
-        of("grace", "late records", explored(by="node")),
-        of("coverage", "coverage", explored(by="node", sort="unmetered:desc", columns="unmetered,capacity"),
+        of("grace", "late records", explored({"by": "node"})),
+        of("coverage", "coverage", explored({"by": "node", "sort": "unmetered:desc", "columns": "unmetered,capacity"}),
            f"{metered} of the capacity is metered"),
         ChecklistLine(
             item="late nodes", state="open" if late else "clear", link="/nodes?sort=silent",
@@ -71,7 +68,7 @@ def checklist(
         of("unpriced", "prices", "/prices", "all billed time has a price"),
         ChecklistLine(
             item="queues", state="open" if due.unassigned_us else "clear",
-            link=explored(by="queue,namespace", **{"where.team": UNASSIGNED}),
+            link=explored({"by": "queue,namespace", "where.team": UNASSIGNED}),
             text=f"{hours(due.unassigned_us)} GPU-hours are of no team: no queue or namespace names one"
             if due.unassigned_us else "all held time is of a team",
         ),

@@ -326,7 +326,7 @@ async def report_pods(request: Request, deps: AppDeps, principal: Admin) -> Obse
 
 
 policy_router = APIRouter(tags=["policy"])
-FAR_MS = 253_402_300_800_000
+_FAR_MS = 253_402_300_800_000
 """The year 10000: later than any policy."""
 
 
@@ -342,7 +342,7 @@ def put_policy(
 ) -> PolicyVersion:
     """Puts the policy in force from now on; earlier versions keep their dates. If it is already in force, its version
     is returned unchanged."""
-    known, most = _versions(deps), deps.settings.quotas.policies
+    known, most = every_policy(deps), deps.settings.quotas.policies
     if len(known) >= most and known[-1].version != policy.version():
         raise Refusal(
             "books-refuse",
@@ -357,7 +357,7 @@ def put_policy(
 @policy_router.get("/v1/policy", summary="The policy in force", responses=refuses("not-found"))
 def current_policy(response: Response, deps: AppDeps, principal: Reader) -> PolicyVersion:
     require_all_teams(principal)
-    versions = _versions(deps)
+    versions = every_policy(deps)
     now = deps.clock.wall_ms()
     in_force = [version for version in versions if version.effective_ms <= now] or versions[:1]
     if not in_force:
@@ -370,11 +370,12 @@ def current_policy(response: Response, deps: AppDeps, principal: Reader) -> Poli
 def policy_versions(deps: AppDeps, principal: Reader) -> list[PolicyVersion]:
     """Lists the policies, oldest first; each was in force until the next one's `effective_ms`."""
     require_all_teams(principal)
-    return _versions(deps)
+    return every_policy(deps)
 
 
-def _versions(deps: Deps) -> list[PolicyVersion]:
-    return deps.ledger.status().policies(0, FAR_MS)
+def every_policy(deps: Deps) -> list[PolicyVersion]:
+    """The policies that were or are in force, oldest first."""
+    return deps.ledger.status().policies(0, _FAR_MS)
 
 
 decision_router = APIRouter(tags=["decisions"])

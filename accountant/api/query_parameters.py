@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
+from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
 
 from pydantic import (
@@ -274,6 +275,14 @@ class WhereParams(_WhereDimensions):
             dimension = label_dimension(name)
             given[dimension] = (*given.get(dimension, ()), value)
         return {name: values for name, values in given.items() if values}
+
+
+def explored_month(month: periods.Month, query: Mapping[str, str | None], *, is_over: bool) -> str:
+    """The address of Explore for a month; for one that is not over, up to now. query: further parameters, None for
+    those that are left out."""
+    span = {"start": f"{month}-01", "end": f"{month.next}-01" if is_over else None}
+    given = {name: value for name, value in {**span, **query}.items() if value is not None}
+    return "/explore?" + urlencode(given, safe=",:")
 
 
 Compared = Annotated[

@@ -30,7 +30,7 @@ from accountant.api.access_control import Reader, admit, known_team_for, limit_a
 from accountant.api.answer_cache import CachedAnswer
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal, answer, retry_later
-from accountant.api.query_parameters import Params, invalid
+from accountant.api.query_parameters import Params, explored_month, invalid
 from accountant.billing.statements import Adjustment, Correction
 from accountant.bookkeeping.month_closing import Status
 from accountant.core import periods
@@ -376,12 +376,8 @@ def _by_two(deps: Deps, month: Month, team: str | None) -> tuple[str, str]:
     labels = deps.settings.exported_labels
     first: Dimension = label_dimension(labels[0]) if labels else "team" if team is None else "job"
     over = month.span(deps.settings.zone)[1] <= deps.clock.wall_ms()
-    query = {
-        "start": f"{month}-01", "end": f"{month.next}-01" if over else None, "by": f"{first},gpu_model",
-        "where.team": team, "columns": "allocated,cost", "measure": "cost",
-    }  # fmt: skip
-    given = {name: value for name, value in query.items() if value is not None}
-    return f"by {title(first).lower()} and GPU model", "/explore?" + urlencode(given, safe=",:")
+    query = {"by": f"{first},gpu_model", "where.team": team, "columns": "allocated,cost", "measure": "cost"}
+    return f"by {title(first).lower()} and GPU model", explored_month(month, query, is_over=over)
 
 
 MOST_QUEUES: Final = 6

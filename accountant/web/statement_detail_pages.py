@@ -20,7 +20,7 @@ from pydantic import Field
 
 from accountant.api.access_control import Reader, own_teams_only, team_for
 from accountant.api.dependencies import AppDeps, Deps
-from accountant.api.ingest_and_policy_routes import FAR_MS
+from accountant.api.ingest_and_policy_routes import every_policy
 from accountant.api.problems import Refusal
 from accountant.api.query_parameters import Params
 from accountant.billing.statement_breakdown import (
@@ -238,7 +238,7 @@ def act(request: Request, number: int, deps: AppDeps, principal: Reader) -> Resp
         if not corrections and not adjustments:
             raise own_teams_only(principal)
     book = deps.book()
-    found = difference_of(acts[0], deps.books.prices.versions, deps.ledger.status().policies(0, FAR_MS))
+    found = difference_of(acts[0], deps.books.prices.versions, every_policy(deps))
     return month_and_decision_pages.page(
         request, "/month", "act.html", deps, act=acts[0], what=WHAT[acts[0].kind], corrections=corrections,
         difference=None if found is None else found[:MOST_LINES], left_out=max(0, len(found or ()) - MOST_LINES),
