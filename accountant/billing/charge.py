@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Final, Literal, TypeVar, get_args
 
-from accountant.ledger.usage import HELD, Capacity, Place
+from accountant.ledger.usage import HELD, Capacity
 from accountant.prices.price_book import Price
+from accountant.prices.unit_prices import Place
 from gputally.base import called_off
 from gputally.base.apportionment import apportion
 from gputally.base.money import HOUR_PLACES, apportion_gpu_hours, exact_product, sum_if_known

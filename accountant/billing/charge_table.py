@@ -16,8 +16,9 @@ import numpy as np
 from accountant.billing.charge import DETAILS, LINE_ACCOUNTS, Charge
 from accountant.billing.statements import LineKey
 from accountant.core.gpu_time_accounts import sum_by_key
-from accountant.ledger.usage import Int64Array, Place
+from accountant.ledger.usage import Int64Array
 from accountant.prices.price_book import Price
+from accountant.prices.unit_prices import Place
 from gputally.base import called_off
 
 T = TypeVar("T", bound=tuple[str, ...])

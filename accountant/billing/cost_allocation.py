@@ -26,11 +26,11 @@ from accountant.billing.charge_table import ACCOUNT, DETAIL, KEY, PLACE, ChargeT
 from accountant.billing.quota_usage import Lot, ModelSpans, reserve, unused_by_team
 from accountant.billing.statements import NOTHING_BESIDE, BookedItems, Statement, build, for_teams
 from accountant.billing.time_reallocation import spread_shares, whole_weights
-from accountant.billing.usage_pricing import charges, charges_by_grouping, pieces
+from accountant.billing.usage_pricing import charges, charges_by_grouping
 from accountant.core.periods import hours, zone
 from accountant.ledger.protocols import Moment, of_holders, without_holder
-from accountant.ledger.usage import Place
 from accountant.prices.price_book import Billing, PriceBook, commitment_use
+from accountant.prices.unit_prices import Place, pieces
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base import called_off

@@ -43,15 +43,16 @@ from accountant.billing.charge import (
 )
 from accountant.billing.charge_table import ACCOUNT, KEY, NO_CHARGES, PRICE, TIME, ChargeTable, numbered
 from accountant.billing.queue_waits import pods_by_job
-from accountant.billing.usage_pricing import charge_table, charges, pieces
+from accountant.billing.usage_pricing import charge_table, charges
 from accountant.core.claim_overlap import Span
 from accountant.core.errors import UnsupportedQuestion
 from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.core.record_age import silent_nodes
 from accountant.ledger.protocols import EpochReport, JobKey, JobPods, Moment, QueuedPod, of_holders
 from accountant.ledger.team_assignment import USER_KEY
-from accountant.ledger.usage import HELD, PRICED_BY, EarlierSpan, Place, Usage, Where
+from accountant.ledger.usage import HELD, PRICED_BY, EarlierSpan, Usage, Where
 from accountant.prices.price_book import Price, PriceBook
+from accountant.prices.unit_prices import Place, pieces
 from accountant.wire.list_order import in_order
 from accountant.wire.option_types import JobKind, JobState, Order
 from accountant.wire.usage_cost_and_job_models import (

@@ -1,13 +1,9 @@
-"""Divides idle and borrowed time among payers, and bills MIG instances by compute or memory.
+"""Divides idle time among payers, and bills MIG instances by compute or memory.
 
 `spread_shares` divides each pool's idle time among the pool's users, in proportion to their use. The idle time of a
 pool without users stays unallocated. Every division is by largest remainder with ties to the earlier key, so parts add
 up exactly. Source: OpenCost's AggregateBy. OpenCost first shares each pool's idle time by the cost incurred in that
 pool, then the shared costs. Both use the costs before idle time was added.
-
-`lend` bills borrowed time. A busy holder of a shared GPU may use more than its allocation. With `shared_gpus: busy`
-this excess is billed to it. The time is taken first from the GPU's unallocated time, then from the idle time of the
-other holders, in proportion. An excess beyond both is not billed, so the bill of a GPU never exceeds the GPU.
 
 `by_memory` bills MIG instances. Agents divide a GPU by compute slices: a 1g of 7 holds 1/7 of its time. With
 `mig_basis: memory` an instance pays for its memory slices instead, 1/8 each. Memory without an instance is unallocated.
@@ -17,7 +13,6 @@ Source of the geometry: NVIDIA MIG user guide (eight memory slices; seven comput
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from math import lcm
@@ -25,10 +20,9 @@ from typing import NamedTuple, TypeVar
 
 from accountant.ledger.protocols import of_holders, without_holder
 from accountant.ledger.usage import ACCOUNTS, HELD, LENT, PRICED_BY, START_UP, Usage, names_of
+from accountant.prices.unit_prices import memory_to_compute
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base.apportionment import apportion
-from gputally.base.gpu_model_names import parse_gpu_model
-from gputally.base.mig_profiles import parse_mig_profile, usual_memory_gb
 
 P = TypeVar("P", bound=Hashable)
 K = TypeVar("K", bound=Hashable)
@@ -54,49 +48,6 @@ def whole_weights(amounts: Mapping[K, Decimal | Fraction]) -> dict[K, int]:
     exact = {key: Fraction(amount) for key, amount in amounts.items()}
     unit = lcm(*(value.denominator for value in exact.values()))
     return {key: int(value * unit) for key, value in exact.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class HolderTime:
-    """One holder's part of a GPU during a span."""
-
-    idle_us: int
-    borrowed_us: int
-
-
-def lend(unallocated_us: int, shares: Sequence[HolderTime]) -> tuple[list[int], list[list[int]]]:
-    """Divides the borrowed time of one GPU among its unallocated time and its holders' idle time.
-
-    Returns (free, lent): free[b] is the unallocated time that borrower b gets, lent[b][l] the idle time that b gets
-    from holder l. No holder lends more than its idle time, or to itself. Borrowers are served in the given order."""
-    borrowed = [share.borrowed_us for share in shares]
-    free = apportion(min(unallocated_us, sum(borrowed)), borrowed) if shares else []
-    idle = [share.idle_us for share in shares]
-    lent = [[0] * len(shares) for _ in shares]
-    for borrower, borrowed_us in enumerate(borrowed):
-        lenders = [0 if lender == borrower else idle_us for lender, idle_us in enumerate(idle)]
-        lent_us = min(borrowed_us - free[borrower], sum(lenders))
-        if lent_us:
-            lent[borrower] = apportion(lent_us, lenders)
-            idle = [idle_us - part for idle_us, part in zip(idle, lent[borrower], strict=True)]
-    return free, lent
-
-
-MEMORY_SLICES = 8
-
-
-def memory_to_compute(profile: str, gpu_model: str) -> Fraction | None:
-    """The factor from an instance's compute share to its memory share; 1 for a whole GPU.
-
-    None if the profile cannot be parsed, or the model's memory is unknown."""
-    if not profile:
-        return Fraction(1)
-    gpu, mig = parse_gpu_model(gpu_model), parse_mig_profile(profile)
-    memory_gb = gpu.memory_gb or usual_memory_gb(gpu_model)
-    if mig is None or not memory_gb:
-        return None
-    memory = max(1, round(Fraction(MEMORY_SLICES * mig.memory_gb, memory_gb)))
-    return Fraction(memory * gpu.compute_slices, MEMORY_SLICES * mig.gpu_instance)
 
 
 def by_memory(usage: Usage, *, with_unheld: bool) -> Usage:

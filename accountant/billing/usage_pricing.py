@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from itertools import pairwise
 from typing import Final
 
@@ -36,23 +35,14 @@ from accountant.billing.charge_table import (
     numbered,
     numbered_prices,
 )
-from accountant.billing.time_reallocation import by_memory, memory_to_compute
+from accountant.billing.time_reallocation import by_memory
 from accountant.core.claim_overlap import Span
 from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.core.periods import hours, zone
 from accountant.ledger.protocols import Moment, of_holders
-from accountant.ledger.usage import (
-    ACCOUNTS,
-    LENT,
-    PRICED_BY,
-    START_UP,
-    Int64Array,
-    Place,
-    Usage,
-    UsageMeasure,
-    Where,
-)
+from accountant.ledger.usage import ACCOUNTS, LENT, PRICED_BY, START_UP, Int64Array, Usage, UsageMeasure, Where
 from accountant.prices.price_book import Committed, Price, PriceBook, commitment_cover
+from accountant.prices.unit_prices import Place, pieces, unit_price
 from accountant.wire.dimensions import OF_TIME
 from accountant.wire.usage_cost_and_job_models import CostAnswer, CostLine, Dimension
 from gputally.base import called_off
@@ -62,29 +52,6 @@ from gputally.base.units import US_PER_MS
 _MIG: Final[Dimension] = "mig_profile"
 _IDLE_DETAILS: Final[tuple[Detail, ...]] = ("starting", "gang_waiting", "running_idle")
 _BILLED: Final = np.array([account in BILLED for account in ACCOUNTS])
-
-
-def pieces(book: PriceBook | None, start_ms: int, end_ms: int) -> list[Span]:
-    """The span, split where a price changes, in order."""
-    return list(pairwise((start_ms, *(book.cuts(start_ms, end_ms) if book is not None else ()), end_ms)))
-
-
-def unit_price(book: PriceBook | None, place: Place, at_ms: int, profile: str = "") -> Price | None:
-    """The price of time at a place, from the start of one of the `pieces` to its end, before commitments; None without
-    one. Bills and usage windows by cost have no other.
-
-    profile: the MIG profile of an instance that is billed by its memory. It has no price if its part of the GPU's
-        memory is unknown."""
-    if book is None or memory_to_compute(profile, place.gpu_model) is None:
-        return None
-    return book.unit_price(place.gpu_model, at_ms, place.pool, place.region, place.capacity_type)
-
-
-def rate(book: PriceBook, place: Place, at_ms: int, profile: str = "") -> Fraction | None:
-    """The `unit_price` of an hour of compute slices, exactly: an instance that is billed by its memory pays for more
-    or less time than it holds (accountant.billing.time_reallocation.by_memory)."""
-    price, share = unit_price(book, place, at_ms, profile), memory_to_compute(profile, place.gpu_model)
-    return None if price is None or share is None else Fraction(price.price) * share
 
 
 def charges(

@@ -40,8 +40,9 @@ from accountant.lake.tables import (
     column_of,
     digest,
 )
-from accountant.ledger.usage import ACCOUNTS, MEASURES, PRICED_BY, START_UP, Int64Array, Place, Usage
+from accountant.ledger.usage import ACCOUNTS, MEASURES, PRICED_BY, START_UP, Int64Array, Usage
 from accountant.prices.price_book import Price, PriceBook
+from accountant.prices.unit_prices import Place
 from accountant.reports import focus_charge_rows
 from accountant.reports.report_builder import Report
 from accountant.storage.read_snapshot import Snapshot

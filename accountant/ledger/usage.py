@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, get_args, overload
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args, overload
 from zoneinfo import ZoneInfo
 
 from accountant.core.periods import Days, compared_span
@@ -59,15 +59,6 @@ _REPORTED: Final = [
 ]
 _ENERGY_J: Final = "energy_j"
 """Whole joules besides `energy_uj`, which is then less than a joule a row that was added up."""
-
-
-class Place(NamedTuple):
-    """The values on which a GPU's price may depend (PRICED_BY); "" if unknown."""
-
-    gpu_model: str
-    pool: str
-    region: str
-    capacity_type: str
 
 
 UJ_PER_J: Final = 1_000_000

@@ -18,8 +18,9 @@ from accountant.billing.charge import ALLOCATED, Account, Charge, PricedTime, qu
 from accountant.billing.displayed_amounts import Part
 from accountant.billing.statements import Entry, StatementLine
 from accountant.core.periods import Days, days, hour_of_day
-from accountant.ledger.usage import ACCOUNTS, HELD, Place, Usage
+from accountant.ledger.usage import ACCOUNTS, HELD, Usage
 from accountant.prices.price_book import PriceBook
+from accountant.prices.unit_prices import Place
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension
 from gputally.base.money import exact_sum

@@ -21,8 +21,9 @@ from typing import Final, Literal
 
 from accountant.billing.charge import ALLOCATED, Charge
 from accountant.inventory.job_kinds import BATCH
-from accountant.ledger.usage import HELD, JobName, Place, Usage
+from accountant.ledger.usage import HELD, JobName, Usage
 from accountant.prices.price_book import Price, PriceBook
+from accountant.prices.unit_prices import Place
 from accountant.reports.report_breakdowns import JobRow
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension
 from gputally.base.mig_profiles import COMPUTE_SLICES, compute_slices

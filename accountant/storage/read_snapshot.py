@@ -14,10 +14,10 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from accountant.billing.queue_waits import merge_sources
 from accountant.core.claim_overlap import Span, union
 from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, full_us
 from accountant.core.periods import utc
+from accountant.core.pod_sources import merge_sources
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.ledger import usage as usage_relation
 from accountant.ledger.journal import Act, ActKind

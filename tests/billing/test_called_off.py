@@ -11,8 +11,8 @@ import pytest
 from accountant.billing.charge import Charge, add_equal_charges, quantify
 from accountant.billing.charge_table import ChargeTable, numbered
 from accountant.billing.cost_allocation import spread_idle, weights
-from accountant.ledger.usage import Place
 from accountant.prices.price_book import Billing
+from accountant.prices.unit_prices import Place
 from gputally.base.called_off import CalledOff, Work, make_current
 
 MANY, LEFT = 1_000, 10

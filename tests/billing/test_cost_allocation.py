@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from accountant.billing.charge import quantify, total_cost
 from accountant.billing.cost_allocation import billed_tables, bills, weights
-from accountant.billing.idle_time_causes import Launch, PhaseSpan, gang, phase_spans
 from accountant.billing.quota_usage import ModelSpans, quotas, reserve
-from accountant.billing.time_reallocation import HolderTime, lend, spread_shares
+from accountant.billing.time_reallocation import spread_shares
 from accountant.billing.usage_pricing import charges, split_in_order
+from accountant.core.borrowed_time import HolderTime, lend
+from accountant.core.start_up import Launch, PhaseSpan, gang, phase_spans
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import IDLE, Policy
 from gputally.base.apportionment import apportion

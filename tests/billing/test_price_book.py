@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.billing.time_reallocation import memory_to_compute, rebase
+from accountant.billing.time_reallocation import rebase
 from accountant.billing.usage_pricing import charges, cost
 from accountant.core.periods import zone
 from accountant.prices.price_book import (
@@ -22,6 +22,7 @@ from accountant.prices.price_book import (
     commitment_use,
     load,
 )
+from accountant.prices.unit_prices import memory_to_compute
 from accountant.reports.report_breakdowns import share as share_of
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts

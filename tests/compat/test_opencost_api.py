@@ -34,9 +34,10 @@ from accountant.compat.opencost_query import KEYS
 from accountant.composition import Service
 from accountant.core.errors import LedgerUnavailable
 from accountant.core.settings import Limits, Settings, load
-from accountant.ledger.usage import ACCOUNTS, Place
+from accountant.ledger.usage import ACCOUNTS
 from accountant.prices import price_book as prices
 from accountant.prices.price_book import Price, PriceRow
+from accountant.prices.unit_prices import Place
 from accountant.storage.duckdb_ledger import open_ledger
 from accountant.wire.policy_models import IDLE
 from gputally.base.clock import VirtualClock

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.billing.queue_waits import PodWait, WaitStatistics, merge_sources, pod_wait, wait_statistics
+from accountant.billing.queue_waits import PodWait, WaitStatistics, pod_wait, wait_statistics
+from accountant.core.pod_sources import merge_sources
 from accountant.inventory.pod_facts import job
 from accountant.ledger.protocols import Facts, NamespaceFacts
 from accountant.wire.policy_models import UNASSIGNED, Policy

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.idle_time_causes import Launch, gang, phase_spans
 from accountant.billing.usage_pricing import charges
+from accountant.core.start_up import Launch, gang, phase_spans
 from accountant.ledger.protocols import Down, Facts, NodeFacts
 from accountant.ledger.team_assignment import NO_POLICY
 from accountant.ledger.usage import LENT, START_UP

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from accountant.billing.time_reallocation import memory_to_compute
 from accountant.billing.usage_pricing import PricedUsage
 from accountant.core.window_decay import bounds, factor, term
 from accountant.ledger.usage import PRICED_BY, Usage
 from accountant.prices.price_book import PriceBook
+from accountant.prices.unit_prices import memory_to_compute
 from accountant.runtime.background_tasks import in_force, warm
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.duckdb_ledger import DuckLedger

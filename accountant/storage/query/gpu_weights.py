@@ -3,7 +3,7 @@
 GPUs of equal weight form a `GpuGroup`. A window sums the microseconds of each group as integers and multiplies the sum
 once by an exact fraction, so the result does not depend on the order of arrival or on how time is split.
 
-For a cost, GPU time has the price that bills have (accountant.billing.usage_pricing.unit_price), for one hour of a
+For a cost, GPU time has the price that bills have (accountant.prices.unit_prices.unit_price), for one hour of a
 whole GPU. The cost is the amount of a statement before commitments and billing policy, which depend on the usage of
 other teams too."""
 
@@ -16,9 +16,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Final, NamedTuple
 
-from accountant.billing.usage_pricing import pieces, rate
-from accountant.ledger.usage import Place
 from accountant.prices.price_book import PriceBook
+from accountant.prices.unit_prices import Place, pieces, rate
 from accountant.storage.gpu_lifetimes import GpuCensus, GpuLifetimes, NodeKey, changes_between
 from accountant.storage.write.name_ids import DeviceName
 from accountant.wire.policy_models import ANY_MODEL

@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from accountant.billing.idle_time_causes import Launch, Phase, PhaseSpan, gang, in_gangs, phase_spans
-from accountant.billing.time_reallocation import HolderTime, lend
+from accountant.core.borrowed_time import HolderTime, lend
 from accountant.core.claim_overlap import union
+from accountant.core.start_up import Launch, Phase, PhaseSpan, gang, in_gangs, phase_spans
 from accountant.storage.duckdb_engine import Cursor, Row, statement
 from accountant.storage.ledger_state import State
 from accountant.storage.query.group_by_dimensions import ConstantSpan, exported_in, key_of
