@@ -36,14 +36,8 @@ from accountant.api.middleware import INLINE_BYTES
 from accountant.api.problems import AGENT_ACK, PROBLEMS, Refusal, json_body, refuses, with_body
 from accountant.api.query_parameters import Params, SpanParams
 from accountant.core.errors import BadBatch, OverQuota
-from accountant.history_import.import_run import (
-    IMPORTING,
-    ImportedChunk,
-    Source,
-    imported_chunks,
-    is_import,
-    source_of,
-)
+from accountant.core.import_epochs import is_import, source_of
+from accountant.history_import.import_run import IMPORTING, ImportedChunk, Source, imported_chunks
 from accountant.ledger.journal import NewAct
 from accountant.ledger.protocols import Facts, ImportSpan, Receipt
 from accountant.runtime.ingest import decode, with_short_stops

@@ -11,9 +11,6 @@ numbered from `first_seq(T)` on, and equal chunks give equal records. The acknow
 up to which instant it is imported. After a crash the chunk is rebuilt, and only records above that number are sent.
 Unused numbers between two chunks are not recorded as lost.
 
-The epoch names the source and the start of the run of chunks. It begins with `import:`. It therefore sorts after
-the epoch of every agent, which is a UUIDv7 and begins with 0-9 or a-f.
-
 A finished chunk is recorded as an act (`ImportedChunk`), so it is part of the audit trail, of the archive and of every
 backup. `import_rows` lists the imports inside a span, and prorates the amounts of a chunk that lies only partly in it.
 The list is shown to tell where imported figures come from; no figure is computed from it."""
@@ -30,6 +27,8 @@ import msgspec
 from pydantic import AfterValidator, Field, model_validator
 
 from accountant.core.claim_overlap import Span, cut, intersect, subtract, union
+from accountant.core.import_epochs import epoch
+from accountant.core.import_epochs import generation as generation_of
 from accountant.history_import.gpu_assignment import NodeHistory, imported_time, rows
 from accountant.history_import.protocol import HISTORY_NAME, Chunk, known_limits, known_records
 from accountant.inventory.pod_facts import is_job_number
@@ -45,34 +44,8 @@ from gputally.server.config_loading import Model
 
 Source = Annotated[str, Field(pattern=HISTORY_NAME)]
 """The name of a history."""
-_PREFIX = "import:"
 _PER_MINUTE = 1_000_000
 """Numbers per minute of a chunk; more than any node's GPUs need."""
-
-
-def import_prefix(source: Source) -> str:
-    """The beginning of every epoch of imports from a source."""
-    return f"{_PREFIX}{source}:"
-
-
-def epoch(source: Source, first_ms: int, generation: int = 0) -> str:
-    """The epoch of the outboxes of a run of chunks that began at `first_ms`. generation: how often an import from this
-    source was withdrawn before."""
-    return f"{import_prefix(source)}{first_ms:014d}" + (f":{generation}" if generation else "")
-
-
-def _generation(epoch_of: str) -> int:
-    parts = epoch_of.split(":")
-    return int(parts[3]) if len(parts) > 3 and parts[3].isdigit() else 0
-
-
-def is_import(epoch_of: str) -> bool:
-    return epoch_of.startswith(_PREFIX)
-
-
-def source_of(epoch_of: str) -> str:
-    """The name of the history; "" if the epoch is not that of an import."""
-    return epoch_of.split(":")[1] if is_import(epoch_of) else ""
 
 
 def first_seq(chunk_ms: int) -> int:
@@ -92,7 +65,7 @@ def chunks(
         raise ValueError("an import must begin and end at whole hours, and its chunks must last whole hours")
     if start >= end:
         return []
-    own = [name for name in sorted(done) if done[name] and _generation(name) == generation]
+    own = [name for name in sorted(done) if done[name] and generation_of(name) == generation]
     ends = {max(stop for _, stop in done[name]): name for name in own}
     found = []
     for begin, stop in subtract(wanted, union(span for spans in done.values() for span in spans)):

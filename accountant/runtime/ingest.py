@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from accountant.core.errors import ArchiveUnavailable, BadBatch, LedgerFailed, LedgerUnavailable
-from accountant.history_import.import_run import is_import
+from accountant.core.import_epochs import is_import
 from accountant.ledger.protocols import Ledger, Receipt
 from accountant.storage.write.batch_admission import has_controls
 from agent.wire import SCHEMA, Batch, Gap, Labels, PodFacts

@@ -32,9 +32,9 @@ from accountant.core.errors import (
     SequenceGap,
     TooManyViews,
 )
+from accountant.core.import_epochs import is_import
 from accountant.core.periods import utc
 from accountant.core.settings import Quotas
-from accountant.history_import.import_run import is_import
 from accountant.inventory.agent_reports import reported
 from accountant.inventory.node_facts_and_downtime import booted
 from accountant.ledger.journal import Act, NewAct

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from accountant.core.errors import SequenceGap
-from accountant.history_import.import_run import is_import
+from accountant.core.import_epochs import is_import
 from accountant.ledger.journal import NewAct
 from accountant.ledger.protocols import (
     EpochReport,

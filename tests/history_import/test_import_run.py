@@ -10,17 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.core.claim_overlap import union
-from accountant.history_import.import_run import (
-    ImportedChunk,
-    chunks,
-    epoch,
-    first_seq,
-    import_rows,
-    imported_chunks,
-    is_import,
-    source_of,
-    without,
-)
+from accountant.core.import_epochs import epoch, is_import, source_of
+from accountant.history_import.import_run import ImportedChunk, chunks, first_seq, import_rows, imported_chunks, without
 from accountant.history_import.protocol import SEAM, HistoryPlugin, known_limits, known_records
 from accountant.ledger.journal import Act
 from accountant.reports import html_page, report_tables

@@ -19,8 +19,9 @@ from msgspec import structs
 from accountant.api.middleware import BodyLimits
 from accountant.api.problems import Refusal
 from accountant.core.errors import LedgerFailed, LedgerUnavailable
+from accountant.core.import_epochs import epoch
 from accountant.core.settings import Limits
-from accountant.history_import.import_run import epoch, first_seq
+from accountant.history_import.import_run import first_seq
 from agent.wire import Ack
 from gputally.base.units import MS_PER_DAY
 from tests.http.conftest import NOW_MS, bearer, encoded, pod_minutes, refused, scoped, token_entry

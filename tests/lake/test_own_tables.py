@@ -16,8 +16,8 @@ import pytest
 
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.errors import LakeRefused, LakeUnavailable
+from accountant.core.import_epochs import import_prefix
 from accountant.fleet.fleet_ledgers import Fleet, FleetQuery
-from accountant.history_import.import_run import import_prefix
 from accountant.lake import tables
 from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue, namespace_of

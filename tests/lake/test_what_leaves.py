@@ -8,7 +8,7 @@ from datetime import date
 import pytest
 
 from accountant.core.errors import LakeUnavailable, LedgerUnavailable
-from accountant.history_import.import_run import import_prefix
+from accountant.core.import_epochs import import_prefix
 from accountant.lake import tables
 from accountant.lake.lake_comparison import LakeComparison
 from accountant.ledger.protocols import ImportSpan

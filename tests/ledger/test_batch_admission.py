@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.core.errors import BadBatch, LedgerUnavailable, SequenceGap
+from accountant.core.import_epochs import epoch as import_epoch
 from accountant.core.settings import Quotas
-from accountant.history_import.import_run import epoch as import_epoch
 from accountant.history_import.import_run import first_seq
 from accountant.ledger.protocols import Receipt
 from accountant.runtime.ingest import Ingest, decode

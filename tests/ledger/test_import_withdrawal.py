@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.errors import LedgerUnavailable
-from accountant.history_import.import_run import Source, epoch, first_seq
+from accountant.core.import_epochs import epoch
+from accountant.history_import.import_run import Source, first_seq
 from accountant.ledger.protocols import ImportSpan
 from accountant.ledger.usage import coverage
 from accountant.storage.duckdb_ledger import DuckLedger

@@ -33,8 +33,8 @@ from msgspec import structs
 
 from accountant.core.errors import BadBatch, SequenceGap
 from accountant.core.gpu_time_accounts import full_us
+from accountant.core.import_epochs import is_import
 from accountant.core.periods import utc
-from accountant.history_import.import_run import is_import
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.write import record_columns
 from accountant.storage.write.gpu_and_pod_ownership import GpuClaims, PodClaims

@@ -29,9 +29,9 @@ from typing import NamedTuple
 
 from msgspec import structs
 
+from accountant.core.import_epochs import is_import
 from accountant.core.node_lists import node_names
 from accountant.core.periods import utc
-from accountant.history_import.import_run import is_import
 from accountant.inventory.pod_facts import is_job_number
 from accountant.storage.duckdb_engine import Cursor, Row
 from accountant.storage.write.name_ids import PodKey

@@ -12,8 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from accountant.core.claim_overlap import Span
+from accountant.core.import_epochs import import_prefix
 from accountant.core.periods import utc
-from accountant.history_import.import_run import import_prefix
 from accountant.ledger.journal import NewAct
 from accountant.ledger.protocols import ImportSpan
 from accountant.storage.duckdb_engine import Cursor, statement

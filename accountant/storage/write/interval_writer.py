@@ -25,7 +25,7 @@ import pyarrow as pa
 from accountant.core import claim_overlap
 from accountant.core.claim_overlap import ClaimRank, Span, TimeClaim
 from accountant.core.gpu_time_accounts import AccountVector, part
-from accountant.history_import.import_run import is_import
+from accountant.core.import_epochs import is_import
 from accountant.inventory import pod_facts
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.ledger import team_assignment

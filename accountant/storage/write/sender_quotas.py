@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from accountant.core.errors import OverQuota
+from accountant.core.import_epochs import is_import
 from accountant.core.settings import Quotas
-from accountant.history_import.import_run import is_import
 from accountant.storage.write.record_columns import GpuName, NodeName, Rejection, Stream
 from gputally.base.units import MS_PER_DAY
 

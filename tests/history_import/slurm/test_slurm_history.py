@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.__main__ import main
+from accountant.core.import_epochs import epoch
 from accountant.histories.slurm import job_records
 from accountant.histories.slurm.job_history import SlurmHistory
 from accountant.histories.slurm.job_records import (
@@ -24,7 +25,6 @@ from accountant.histories.slurm.job_records import (
     read,
 )
 from accountant.history_import.gpu_assignment import rows
-from accountant.history_import.import_run import epoch
 from accountant.history_import.protocol import Chunk
 from accountant.storage.duckdb_ledger import open_ledger
 from agent.wire import Holder
