@@ -33,7 +33,7 @@ CELLS: tuple[str, ...] = (
 )  # fmt: skip
 """The names of the figures, in their order in files, rows and sums. Ledgers have the first ones in this order, so new
 ones come last."""
-ACCOUNTS = 5
+ACCOUNT_CELLS = 5
 """How many of CELLS, from the first, are accounts."""
 
 
@@ -58,7 +58,10 @@ def split(row: UsageInterval) -> AccountVector:
     capacity is unheld. Busy time without a known owner is in no account.
 
     Unknown is the share of the gaps in the allocated time, or all of it if the busy time is not known. Busy is the
-    measured busy time, but at most the allocated time that is not unknown."""
+    measured busy time, but at most the allocated time that is not unknown.
+
+    accountant.storage.write.record_columns.cells has the same rule for the columns of many rows;
+    tests/properties/test_columns.py holds both equal."""
     memos = {measure.field: getattr(row, measure.field) or 0 for measure in REPORTED}
     if row.health == "lost":
         return AccountVector(down_us=row.capacity_us, **memos)
@@ -119,17 +122,17 @@ def part(rows: Sequence[AccountVector], span_ms: int, start_ms: int, end_ms: int
 
 def _until(rows: Sequence[AccountVector], span_ms: int, at_ms: int) -> list[list[int]]:
     """The figures of the rows in [0, at_ms)."""
-    undivided = sum(sum(row[:ACCOUNTS]) for row in rows)
+    undivided = sum(sum(row[:ACCOUNT_CELLS]) for row in rows)
     undivided_until = undivided * at_ms // span_ms
     vectors = []
     for row in rows:
         accounts = []
-        for value in row[:ACCOUNTS]:
+        for value in row[:ACCOUNT_CELLS]:
             until = value * undivided_until // undivided if undivided else 0
             undivided -= value
             undivided_until -= until
             accounts.append(until)
-        vectors.append([*accounts, *(value * at_ms // span_ms for value in row[ACCOUNTS:])])
+        vectors.append([*accounts, *(value * at_ms // span_ms for value in row[ACCOUNT_CELLS:])])
     return vectors
 
 

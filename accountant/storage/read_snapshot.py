@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from accountant.core.claim_overlap import Span, union
-from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, full_us
+from accountant.core.gpu_time_accounts import ACCOUNT_CELLS, CELLS, full_us
 from accountant.core.periods import utc
 from accountant.core.pod_sources import merge_sources
 from accountant.inventory.pod_facts import ObservedPod
@@ -411,7 +411,7 @@ def imbalance(cursor: Cursor, state: State, start_ms: int, end_ms: int) -> Imbal
     for table, condition, rows, width in _COMPARED_SUMS:
         sql = statement("sums_against_rows", table=table, condition=condition, rows=statement(rows))
         for at_ms, *differences in cursor.run(sql, {"low": start_ms, "high": end_ms, **width}):
-            for name, value in zip(CELLS[:ACCOUNTS], differences, strict=True):
+            for name, value in zip(CELLS[:ACCOUNT_CELLS], differences, strict=True):
                 if not value:
                     continue
                 total += abs(value)

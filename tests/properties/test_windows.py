@@ -24,7 +24,7 @@ from accountant.billing.charge import ALLOCATED
 from accountant.billing.usage_pricing import charges
 from accountant.core.claim_overlap import intersect, subtract, union
 from accountant.core.errors import UnsupportedQuestion
-from accountant.core.gpu_time_accounts import ACCOUNTS, AccountVector, add, part, sum_by_key
+from accountant.core.gpu_time_accounts import ACCOUNT_CELLS, AccountVector, add, part, sum_by_key
 from accountant.core.window_decay import (
     age_weight,
     age_weights,
@@ -113,7 +113,7 @@ def test_usage_is_what_a_scan_of_all_rows_gives(ledgers: Ledgers, found: list[St
         if any(cells):
             accounts = lines[key].accounts_gpu_us
             assert (accounts.busy, accounts.allocated_idle, accounts.allocated_unknown) == cells[:3]
-            assert (accounts.unallocated, accounts.down) == cells[3:ACCOUNTS]
+            assert (accounts.unallocated, accounts.down) == cells[3:ACCOUNT_CELLS]
             assert (lines[key].borrowed_busy_us, lines[key].energy_uj) == (cells.borrowed_us, cells.energy_uj)
     lives = {gpu: min(i.start_ms for i in kept(found) if i.gpu == gpu) for gpu in {i.gpu for i in kept(found)}}
     for gpu, since in lives.items():
@@ -688,14 +688,14 @@ ROW = st.lists(st.integers(0, 10**6), min_size=WIDTH, max_size=WIDTH)
 def test_parts_of_a_set_are_never_negative_and_add_up(rows: list[list[int]], span: int, cuts: set[int]) -> None:
     whole = [AccountVector(*row) for row in rows]
     # Fill the last row up, so that the set is full.
-    missing = -sum(sum(cells[:ACCOUNTS]) for cells in whole) % (span * 1000)
+    missing = -sum(sum(cells[:ACCOUNT_CELLS]) for cells in whole) % (span * 1000)
     whole.append(AccountVector(unheld_us=missing))
-    capacity = sum(sum(cells[:ACCOUNTS]) for cells in whole)
+    capacity = sum(sum(cells[:ACCOUNT_CELLS]) for cells in whole)
     edges = [0, *sorted(cut for cut in cuts if 0 < cut < span), span]
     pieces = [part(whole, span, a, b) for a, b in pairwise(edges)]
     for (a, b), piece in zip(pairwise(edges), pieces, strict=True):
         assert all(value >= 0 for cells in piece for value in cells)
-        assert sum(sum(cells[:ACCOUNTS]) for cells in piece) == capacity // span * (b - a)
+        assert sum(sum(cells[:ACCOUNT_CELLS]) for cells in piece) == capacity // span * (b - a)
     assert [add(row) for row in zip(*pieces, strict=True)] == whole
 
 

@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 
 from accountant.core.errors import UnsupportedQuestion
-from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, full_us, sum_by_key
+from accountant.core.gpu_time_accounts import ACCOUNT_CELLS, CELLS, full_us, sum_by_key
 from accountant.ledger.protocols import of_holders
 from accountant.ledger.usage import (
     LENT,
@@ -281,7 +281,7 @@ class _UsageTable:
         return Usage.summed(self._by, known, parts[0], parts[1], self._names, parts[2])
 
     def _add_unseen(self, cursor: Cursor, table: Int64Array, gpus: frozenset[int] | None) -> None:
-        metered_us = table[:, len(GROUPED_BY) : len(GROUPED_BY) + ACCOUNTS].sum(axis=1)
+        metered_us = table[:, len(GROUPED_BY) : len(GROUPED_BY) + ACCOUNT_CELLS].sum(axis=1)
         at, totals = sum_by_key(table[:, [_TAG, _DEVICE]], metered_us.reshape(-1, 1))
         metered: dict[tuple[int, int], int] = defaultdict(int)
         for (piece, kind), (gpu_us,) in zip(at.tolist(), totals.tolist(), strict=True):

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from accountant.core import gpu_time_accounts
-from accountant.core.gpu_time_accounts import ACCOUNTS, CELLS, AccountVector, part
+from accountant.core.gpu_time_accounts import ACCOUNT_CELLS, CELLS, AccountVector, part
 from accountant.ledger.usage import UJ_PER_J
 from accountant.storage.duckdb_engine import Cursor, statement, streamed, sums_of
 from accountant.storage.ledger_state import ONE_KIND, DeviceKinds, State
@@ -39,7 +39,7 @@ GROUPED_BY = ("tag", "device", "payer")
 """The first columns of `sums`."""
 ALL_CELLS = (*(name if name != "energy_uj" else "energy_rest_uj" for name in CELLS), "energy_j")
 """The summed columns of `sums` with memos: CELLS, but the energy as joules and the rest in microjoules."""
-_ACCOUNTS = sums_of(CELLS[:ACCOUNTS])
+_ACCOUNTS = sums_of(CELLS[:ACCOUNT_CELLS])
 _ALL_CELLS = ", ".join(
     [
         *(sums_of([name]) if name != "energy_uj" else f"sum(energy_uj % {UJ_PER_J})::BIGINT AS energy_rest_uj"
@@ -74,7 +74,7 @@ def sums(
     grouping = _Grouping.of(kinds, payers, by_payer=by_payer, gpus=gpus, figures=_ALL_CELLS if memos else _ACCOUNTS)
     tables = [table for table in _tables(cursor, state, spans, grouping) if len(table)]
     if not tables:
-        return np.zeros((0, len(GROUPED_BY) + (len(ALL_CELLS) if memos else ACCOUNTS)), np.int64)
+        return np.zeros((0, len(GROUPED_BY) + (len(ALL_CELLS) if memos else ACCOUNT_CELLS)), np.int64)
     if len(tables) == 1:
         return tables[0]
     several, width = np.concatenate(tables), len(GROUPED_BY)
@@ -114,7 +114,7 @@ def _cut_at(cursor: Cursor, edges: Sequence[TaggedSpan], grouping: _Grouping) ->
         if payer is not None:
             joules, rest = divmod(cut.cells.energy_uj, UJ_PER_J)
             cells = (*cut.cells._replace(energy_uj=rest), joules)
-            shown = cells if grouping.figures == _ALL_CELLS else cells[:ACCOUNTS]
+            shown = cells if grouping.figures == _ALL_CELLS else cells[:ACCOUNT_CELLS]
             rows.append((cut.tag, grouping.kinds.kind(cut.device), payer, *shown))
     return np.array(rows, np.int64)
 

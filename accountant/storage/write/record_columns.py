@@ -433,7 +433,9 @@ def _gaps(incoming: Incoming) -> Any:
 
 
 def cells(incoming: Incoming) -> Whole:
-    """Return the cells (accountant.core.gpu_time_accounts.AccountVector) of each row."""
+    """Return the cells (accountant.core.gpu_time_accounts.AccountVector) of each row.
+
+    This is accountant.core.gpu_time_accounts.split on columns, which reads rows with gaps itself."""
     capacity, allocated = (incoming.numbers(name).value for name in ("capacity_us", "allocated_us"))
     busy = incoming.numbers("busy_us")
     by_holder = incoming.holder
