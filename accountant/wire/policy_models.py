@@ -271,8 +271,8 @@ class Bounds(Model):
     """Limits how far and how fast published weights move away from the configured ones.
 
     min_multiplier, max_multiplier: the smallest and the largest weight, as multiples of the configured one.
-    interval: how long weights stay after they were set. A change of the policy, a used-up budget and a turn apply at
-        once."""
+    interval: how long weights stay after they were set by use. A change of the policy, a used-up budget and a turn
+        apply at once."""
 
     min_multiplier: float = Field(default=0.1, gt=0, le=1)
     max_multiplier: float = Field(default=4.0, ge=1)

@@ -81,13 +81,15 @@ class LawQueues:
     scheduler_k: the strength with which their scheduler counts the same history by itself; 0 if it divides by the
         weights alone.
     explain: whether numbers for people are wanted too. Replays switch this off, because they compute thousands of
-        cycles."""
+        cycles.
+    stay: whether weights that are set now stay for the interval. They do not while no use of these queues is known."""
 
     columns: LawColumns
     pool: float
     now_ms: int
     scheduler_k: float = 0.0
     explain: bool = True
+    stay: bool = True
 
     @property
     def members(self) -> tuple[LawQueue, ...]:

@@ -2,8 +2,10 @@
 
 The law (`feedback_law`) returns the weights for every set of siblings, and the policy's multipliers limit them. The
 weights of siblings are set together and then stay for the policy's `interval`, unless a queue is new or a setting
-changed from which they follow. Only a turn (`gang_turns`: a time in which the weights admit one large gang) interrupts
-them. `Explanation` holds every intermediate value. The weights do not depend on the order of the queues in the inputs.
+changed from which they follow. Weights set before any use of the siblings is known do not stay: they are the configured
+ones, and the first use that is known sets them anew. Only a turn (`gang_turns`: a time in which the weights admit one
+large gang) interrupts them. `Explanation` holds every intermediate value. The weights do not depend on the order of the
+queues in the inputs.
 
 U is a queue's usage as a part of a capacity, and P is the factor by which `division` divides. This module computes
 U differently from the division's source in two ways:
@@ -331,7 +333,10 @@ def _undivided(inputs: WeightInputs) -> WeightResult:
             )
             for queue in group
         ]  # fmt: skip
-        siblings = LawQueues(LawColumns.of(members), gpus * parent_part, inputs.now_ms, inputs.scheduler_k)
+        siblings = LawQueues(
+            LawColumns.of(members), gpus * parent_part, inputs.now_ms, inputs.scheduler_k,
+            stay=any(ratios[queue.name].usage for queue in group),
+        )  # fmt: skip
         result = sibling_weights(siblings, policy, inputs.memory)
         memory |= result.memory
         weights += [_explained(queue, inputs, ratios[queue.name], result, at) for at, queue in enumerate(group)]
@@ -409,10 +414,10 @@ def sibling_weights(siblings: LawQueues, policy: Policy, memory: Memory) -> Sibl
     stays = same and 0 <= now_ms - set_ms < bounds.interval * 1000
     lawful, p, n = _lawful(siblings, policy.k, bounds) if siblings.explain or not stays else ([], [], [])
     values = [each["weight"] for each in kept] if stays else lawful
-    at_ms = set_ms if stays else float(now_ms)
+    since = {"set_ms": set_ms if stays else float(now_ms)} if stays or siblings.stay else {}
     turns = turns_now(siblings, memory, policy)
     new_memory = {
-        name: {"weight": value, "set_ms": at_ms, "settings": mark, **(turns.memory[name] if turns else {})}
+        name: {"weight": value, **since, "settings": mark, **(turns.memory[name] if turns else {})}
         for name, value, mark in zip(columns.names, values, marks, strict=True)
     }
     turn = turns.turn if turns else None
@@ -493,6 +498,8 @@ def _explained(queue: QueuePolicy, inputs: WeightInputs, ratio: UsageRatio, resu
             notes.append(turn.note(queue.name, inputs.now_ms))
         elif result.values[at] != lawful:
             notes.append(f"stays for {-(-result.left_ms // 60_000)} more min")
+        elif "set_ms" not in result.memory[queue.name]:
+            notes.append("no use of these queues is known yet: the first that is sets their weights")
     elif queue.name in inputs.exhausted:
         notes.append("its budget is exhausted: nothing over its quota")
     else:

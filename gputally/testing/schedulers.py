@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from accountant.wire.policy_models import Policy
+from accountant.wire.policy_models import Bounds, Policy
 from fairshare.controller.control_loop import Controller
 from fairshare.controller.cycle_report import CycleReport, TargetReport
 from fairshare.controller.weight_writer import release_weights
@@ -43,6 +43,7 @@ NOW_MS = 1_790_812_800_000
 MINUTE_MS = 60_000
 HEAVY, LIGHT = "heavy", "light"
 """The queues of the policy. They have equal weights; the first has used nine tenths of the cluster."""
+_USE = {HEAVY: 0.9, LIGHT: 0.1}
 _HOSTILE: Mapping[type, Sequence[object]] = {
     str: ("", "many", "-1", "1e308", "9" * 400, "\x00\u202e"), int: (-1, 0, 2**63 - 1), float: (-1.0, 0.0, 1e308),
     bool: (True, False), list: ([],), dict: ({},),
@@ -130,9 +131,13 @@ class SchedulerSuite:
         targets = {self.plugin.section: section}
         return Policy.model_validate({"targets": targets, "bounds": {"interval": 0}, "queues": queues})
 
-    def controller(self, policy: Policy, cluster: MemoryCluster, client: Objects) -> Controller:
-        accountant = Accountant()
-        accountant.spend(**{HEAVY: 0.9, LIGHT: 0.1})
+    def controller(
+        self, policy: Policy, cluster: MemoryCluster, client: Objects, accountant: Accountant | None = None
+    ) -> Controller:
+        """Return a controller. accountant: by default one that knows nine times as much use of the heavy queue."""
+        if accountant is None:
+            accountant = Accountant()
+            accountant.spend(**_USE)
         pods = tuple(pod for obj in cluster.list(POD) if (pod := read_member(obj)) is not None)
         self.clock = VirtualClock(NOW_MS)
         clients = {self.plugin.name: client}
@@ -256,6 +261,23 @@ class SchedulerSuite:
         assert light is not None
         assert isfinite(heavy)
         assert heavy < light, "the weight of a Standing is that of the law, whatever the field holds"
+
+    def test_the_first_use_that_is_known_sets_the_weights_at_once(
+        self, site: SchedulerSite, cluster: MemoryCluster, client: Objects, adapter: Adapter
+    ) -> None:
+        if not self.writes:
+            return
+        policy, accountant = self.policy(site), Accountant()
+        policy = policy.model_copy(update={"bounds": Bounds()})
+        cycles = self.cycles(self.controller(policy, cluster, client, accountant))
+        next(cycles)
+        accountant.spend(**_USE)
+        assert any(not next(cycles).outcomes for _ in range(_MOST_CYCLES)), "read the value as it was written"
+        standings = self.look(adapter, policy, cluster, client).standings
+        heavy, light = standings[HEAVY].weight, standings[LIGHT].weight
+        assert heavy is not None
+        assert light is not None
+        assert heavy < light, "weights of no use stay for the interval"
 
     def test_it_writes_its_own_field_alone_and_gives_the_operators_value_back(
         self, site: SchedulerSite, cluster: MemoryCluster, client: Objects

@@ -171,8 +171,9 @@ def test_the_controller_in_the_loop_is_the_one_in_the_cluster(name: str) -> None
     policy = policy.model_copy(update={"window": policy.window.model_copy(update={"half_life": None})})
     feedback, memory = Feedback(policy), {}
     values: list[list[float]] = []
-    for at in range(0, 60 * CONTROL_S, CONTROL_S):
-        used = [12 * at, 4 * at]
+    for at in range(CONTROL_S, 60 * CONTROL_S, CONTROL_S):
+        early, late = min(at, 10 * CONTROL_S), max(0, at - 10 * CONTROL_S)
+        used = [12 * early + 4 * late, 4 * early + 12 * late]
         ours = feedback(ControllerView(at, 16, used, [12, 4], [40, 20], [1, 11], [0, 0]))
         usage = {"a": used[0] * 1_000_000, "b": used[1] * 1_000_000}
         window = usage_window(usage, 16 * at * 1_000_000, end_ms=at * 1000, start_ms=0)

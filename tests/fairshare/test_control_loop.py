@@ -57,6 +57,36 @@ def test_weights_follow_history(queues: Cluster, accountant: Any, controller_of:
     assert [p.version() for p in accountant.policies] == [policy_of(k=1.0).version()]
 
 
+def test_weights_follow_the_first_use_that_is_known_and_then_stay(
+    three: MemoryCluster, accountant: Any, controller_of: Make, clock: VirtualClock
+) -> None:
+    """Also if another controller, or another run, goes on from the state."""
+    policy = policy_of(k=1.0, bounds={"interval": 10_800})
+
+    def cycle() -> CycleReport:
+        clock.advance(60_000)
+        report: CycleReport = controller_of(policy, three, status_object=HERE).cycle()
+        return report
+
+    accountant.down = True
+    assert results_of(cycle()) == {}
+    accountant.down = False
+    (first, _, _) = cycle().targets[0].weights
+    (note,) = first.explanation.notes
+    assert "no use of these queues is known" in note
+    assert weights_in(three) == {"a": 1, "b": 1, "c": 1, "stranger": 5}
+    accountant.spend(a=0.7, b=0.2, c=0.1)
+    cycle()
+    followed = weights_in(three)
+    assert followed["a"] < followed["b"] < followed["c"]
+    accountant.spend(a=0.1, b=0.2, c=0.7)
+    assert results_of(cycle()) == {}
+    assert weights_in(three) == followed
+    clock.advance(10_800_000)
+    cycle()
+    assert weights_in(three)["a"] > followed["a"]
+
+
 def test_a_dry_run_writes_nothing_and_says_what_it_would(queues: Cluster, accountant: Any, controller_of: Make) -> None:
     accountant.spend(a=1.0)
     before = queues.list(QUEUE)

@@ -116,6 +116,23 @@ def test_weights_stay_for_the_interval_and_follow_a_changed_policy_at_once(
     assert set(second.memory) == set(names)
 
 
+@given(groups())
+@USUAL
+def test_weights_without_any_known_use_do_not_stay(siblings: LawQueues) -> None:
+    """Those that follow from use stay, also once it has left the window."""
+    unused = replace(of_members(siblings, [m._replace(usage=0.0) for m in siblings.members]), stay=False)
+    first = sibling_weights(unused, policy(), {})
+    assert first.values == pytest.approx([m.weight for m in siblings.members])
+    written: Memory = json.loads(json.dumps({name: dict(numbers) for name, numbers in first.memory.items()}))
+    used = replace(siblings, now_ms=siblings.now_ms + 60_000)
+    second = sibling_weights(used, policy(), written)
+    assert (second.values, second.left_ms) == (sibling_weights(used, policy(), {}).values, 0)
+    third = sibling_weights(replace(unused, now_ms=used.now_ms + HOUR_MS), policy(), second.memory)
+    assert (third.values, third.left_ms) == (second.values, 2 * HOUR_MS)
+    ended = sibling_weights(replace(unused, now_ms=used.now_ms + 2 * HOUR_MS), policy(), third.memory)
+    assert ended.values == second.values
+
+
 def _lumps(held: float = 16.0, limit: float = -1.0, pool: float = 16.0) -> LawQueues:
     """The holder has a gang of 16, while every queue waits with another one."""
     rows = (("holder", 1.0, held), ("second", 2.0, 0.0), ("third", 3.0, 0.0))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import sys
 import urllib.error
@@ -262,13 +261,6 @@ def test_the_programs_use_every_right_they_are_given_and_ask_for_no_other(
         logs["agent"] = stack.enter_context(
             program(tmp_path, "agent", command("agent", "run", *common, *asks, *kubelet))
         )
-        # The first weights stay for hours: they must be those of a queue whose use is known.
-        content = json.dumps(policy).encode()
-        until(lambda: sent(f"{url}/v1/policy", "everything", content), lambda: "the policy is not taken")
-        until(
-            lambda: b'"queue":"vision"' in sent(f"{url}/v1/usage?start=1h&by=queue", "everything"),
-            lambda: logs["meter"].read_text()[-3000:],
-        )
         run = command(
             "fairshare", "run", f"--policy={tmp_path / 'policy.yaml'}", f"--url={url}", f"--token-file={token}",
             f"--kubeconfig={server.kubeconfig_for(accounts['fairshare'][1].read_text(), tmp_path)}", "--interval=2s",
@@ -298,17 +290,6 @@ def test_the_programs_use_every_right_they_are_given_and_ask_for_no_other(
         for component, (user, _) in accounts.items():
             wait_for(component, rights[component] - (set(IDLE) if component == "fairshare" else set()))
             assert used(recorder, user) <= rights[component]
-
-
-def sent(url: str, token: str, content: bytes | None = None) -> bytes:
-    """Return the answer to a request, which puts the content if there is one; nothing if it is refused."""
-    request = urllib.request.Request(
-        url, content, {"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
-        method="GET" if content is None else "PUT",
-    )  # fmt: skip
-    with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=10) as answer:
-        return bytes(answer.read())
-    return b""
 
 
 def answers(url: str, token: str = "") -> int | None:
