@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from functools import lru_cache
 from typing import Annotated, Generic, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -122,6 +123,44 @@ def hour_name(at_ms: int, tz: ZoneInfo) -> str:
 def hour_of_day(name: str) -> int:
     """The hour of the day, 0 to 23, of a local hour by its name."""
     return int(name[_HOUR - 2 : _HOUR])
+
+
+def next_quarter(at_ms: int) -> int:
+    """The first quarter-hour boundary after an instant."""
+    return at_ms - at_ms % BUCKET_MS + BUCKET_MS
+
+
+def quarters(start_ms: int, end_ms: int) -> list[tuple[int, int]]:
+    """The span, split at quarter-hours."""
+    first, last = next_quarter(start_ms), end_ms - end_ms % BUCKET_MS
+    if end_ms <= first:
+        return [(start_ms, end_ms)] if start_ms < end_ms else []
+    whole = [(at, at + BUCKET_MS) for at in range(first, last, BUCKET_MS)]
+    return [(start_ms, first), *whole, *([(last, end_ms)] if last < end_ms else [])]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalHour:
+    """A part of one local hour with its names, such as `2026-10-01` and `2026-10-01T13` (see `hour_name`)."""
+
+    start_ms: int
+    end_ms: int
+    day: str
+    hour: str
+
+
+@lru_cache(maxsize=16)
+def local_hours(start_ms: int, end_ms: int, zone: ZoneInfo) -> tuple[LocalHour, ...]:
+    """The span, split where the local day or hour changes. Time zones differ by multiples of a quarter-hour."""
+    starts: list[tuple[int, str]] = []
+    for begin, _ in quarters(start_ms, end_ms):
+        hour = hour_name(begin, zone)
+        if not starts or starts[-1][1] != hour:
+            starts.append((begin, hour))
+    ends = [begin for begin, _ in starts[1:]] + [end_ms]
+    return tuple(
+        LocalHour(begin, end, hour[: len("2026-10-01")], hour) for (begin, hour), end in zip(starts, ends, strict=False)
+    )
 
 
 def hours(start_ms: int, end_ms: int, tz: ZoneInfo) -> dict[str, int]:

@@ -28,11 +28,10 @@ from accountant.core.periods import Month
 from accountant.core.settings import InvoiceIssuer, Lake
 from accountant.lake.engines.protocol import Engine
 from accountant.lake.lake_ledger import LakeLedger, LedgerStatus, ledgers, readable
+from accountant.ledger.protocols import exported_in, unexported
 from accountant.ledger.usage import UsageLines, coverage, sum_of_usage_lines
 from accountant.reports import report_builder
 from accountant.reports.report_builder import Report
-from accountant.storage.query.group_by_dimensions import exported_in
-from accountant.storage.query.usage_query import unexported
 from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec
 from accountant.wire.usage_cost_and_job_models import (
     Accounts,

@@ -29,7 +29,7 @@ from accountant.billing.queue_waits import existed, pods_by_job
 from accountant.billing.statements import Statement, from_canonical
 from accountant.core.claim_overlap import Span
 from accountant.core.errors import LakeUnavailable, LedgerUnavailable, UnreadableLedger, UnsupportedQuestion
-from accountant.core.periods import Month, local_date, utc, zone
+from accountant.core.periods import Month, local_date, local_hours, utc, zone
 from accountant.core.window_decay import bounds, factor, term
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.lake.engines.protocol import Engine
@@ -64,8 +64,10 @@ from accountant.ledger.protocols import (
     QueuedPod,
     SavedView,
     Status,
+    exported_in,
+    unexported,
 )
-from accountant.ledger.team_assignment import Assignment, in_force, rolled_up
+from accountant.ledger.team_assignment import Assignment, in_force, policies_between, rolled_up
 from accountant.ledger.usage import (
     ACCOUNTS,
     LENT,
@@ -79,10 +81,6 @@ from accountant.ledger.usage import (
     names_of,
 )
 from accountant.prices.price_book import PriceBook
-from accountant.storage.query.group_by_dimensions import exported_in
-from accountant.storage.query.usage_query import unexported
-from accountant.storage.span_splitting import local_hours
-from accountant.storage.write.inventory_and_journal_tables import policies_between
 from accountant.wire.dimensions import DECLARED, OF_TIME, sources, value_of
 from accountant.wire.policy_models import IDLE, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension, LabelDimension, is_label, label_of
@@ -430,7 +428,7 @@ class LakeLedger:
         shard: str | None = None,
         cluster: str | None = None,
     ) -> UsageWindow:
-        """A usage window of whole hours; see accountant.ledger.protocols.Ledger.window.
+        """A usage window of whole hours; see accountant.ledger.protocols.Moment.window.
 
         Without a half-life the usage equals the ledger's own answer, to the microsecond. With one, usage counts as
         spread evenly over each hour. watermark_ms: the instant up to which every cluster has records. Raises
@@ -570,7 +568,7 @@ class LakeLedger:
         cluster: str | None = None,
         before: str | None = None,
     ) -> list[Decision]:
-        """Decisions, newest first; see accountant.ledger.protocols.Ledger.decisions."""
+        """Decisions, newest first; see accountant.ledger.protocols.Moment.decisions."""
         query = (
             exp.select("decision", "at_ms", "id")
             .from_("decisions")

@@ -28,7 +28,7 @@ from accountant.billing.statements import Statement, StatementLine, canonical
 from accountant.billing.usage_pricing import PricedUsage, measures_to_price, priced
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.gpu_time_accounts import sum_by_key
-from accountant.core.periods import day_span
+from accountant.core.periods import day_span, local_hours
 from accountant.lake.tables import (
     ACCOUNT_COLUMNS,
     DECIMALS,
@@ -40,13 +40,12 @@ from accountant.lake.tables import (
     column_of,
     digest,
 )
+from accountant.ledger.protocols import Moment
 from accountant.ledger.usage import ACCOUNTS, MEASURES, PRICED_BY, START_UP, Int64Array, Usage
 from accountant.prices.price_book import Price, PriceBook
 from accountant.prices.unit_prices import Place
 from accountant.reports import focus_charge_rows
 from accountant.reports.report_builder import Report
-from accountant.storage.read_snapshot import Snapshot
-from accountant.storage.span_splitting import local_hours
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Dimension, LabelDimension, label_of
 from gputally.base.units import US_PER_HOUR
@@ -83,7 +82,7 @@ class DayRows:
 
 def day_rows(
     ledger: str,
-    moment: Snapshot,
+    moment: Moment,
     book: PriceBook | None,
     day: date,
     timezone: ZoneInfo,
@@ -94,7 +93,7 @@ def day_rows(
     """The rows of a local day; for the current day up to `until_ms`.
 
     ledger: the name of the ledger in the lake.
-    moment: a snapshot with the rows of the day.
+    moment: one with the rows of the day.
     book: the price book of the day's month; None: nothing has a price.
     changes: instants besides the hours at which rows end, because prices or quotas by GPU model change.
     labels: the exported labels of pods."""

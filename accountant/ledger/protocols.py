@@ -25,9 +25,10 @@ from accountant.ledger.usage import MEASURES, Usage, UsageMeasure, Where
 from accountant.prices.price_book import PriceBook
 from accountant.wire.dimensions import DECLARED, OF_HOLDERS, OF_LABELS
 from accountant.wire.policy_models import IDLE, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
-from accountant.wire.usage_cost_and_job_models import Dimension, is_label
+from accountant.wire.usage_cost_and_job_models import Dimension, is_label, label_of
 from agent.wire import Ack, Batch, PodFacts
 from gputally.base.instants import parse_instant
+from gputally.base.near_names import shown
 from gputally.base.units import MS_PER_HOUR
 from gputally.base.untrusted_text import known_name
 from gputally.server.config_loading import Model
@@ -168,6 +169,17 @@ def of_holders(dimensions: Iterable[Dimension]) -> frozenset[Dimension]:
 def without_holder(dimension: Dimension) -> str:
     """The value of a dimension of holders for time without a holder."""
     return IDLE if is_label(dimension) or DECLARED[dimension].idle else ""
+
+
+def exported_in(dimensions: Iterable[Dimension]) -> tuple[str, ...]:
+    """The names of the exported labels among the dimensions, sorted."""
+    return tuple(sorted(label_of(dimension) for dimension in dimensions if is_label(dimension)))
+
+
+def unexported(label: str, exported: Sequence[str]) -> str:
+    """Why a label is no dimension, and what to do."""
+    known = f"only {', '.join(exported)}" if exported else "none"
+    return f"the label {shown(label)} is not exported ({known}): name it in exported_labels in the settings"
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,19 @@ class Assignment:
 NO_POLICY = Assignment(None)
 
 
+def policies_between(policies: Sequence[PolicyVersion], start_ms: int, end_ms: int) -> list[PolicyVersion]:
+    """The policies in force in [start_ms, end_ms), oldest first. The first policy also applies before its
+    date."""
+    ends = [later.effective_ms for later in policies[1:]] + [end_ms]
+    found = []
+    for index, (version, until) in enumerate(zip(policies, ends, strict=False)):
+        since = version.effective_ms if index else min(start_ms, version.effective_ms)
+        last = index == len(policies) - 1
+        if since < end_ms and (last or until > start_ms):
+            found.append(version)
+    return found
+
+
 def in_force(policies: Sequence[Assignment], start_ms: int, end_ms: int) -> list[tuple[int, int, Assignment]]:
     """Splits the span where the mapping changes and returns (start, end, assignment) in ascending order.
 

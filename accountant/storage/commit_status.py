@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from accountant.core.claim_overlap import Span
 from accountant.ledger.protocols import AgentFacts, NodeFacts, Status
+from accountant.ledger.team_assignment import policies_between
 from accountant.prices.price_book import PriceBook
 from accountant.storage.gpu_lifetimes import gpus_at
 from accountant.storage.ledger_state import Mark, State
 from accountant.storage.query.window_query import Windows, watermark
-from accountant.storage.write.inventory_and_journal_tables import policies_between
 from accountant.wire.policy_models import Measure, PolicyVersion, UsageWindow, WindowSpec
 from gputally.base.units import MS_PER_HOUR
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TypeVar
-from zoneinfo import ZoneInfo
 
-from accountant.core.periods import hour_name
+from accountant.core.periods import next_quarter
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
 EVERY_GPU = 0
@@ -99,43 +97,3 @@ def near(spans: Iterable[S], most: int = 4) -> list[list[S]]:
         else:
             groups.append([span])
     return groups if len(groups) <= most else [ordered]
-
-
-def next_quarter(at_ms: int) -> int:
-    """Return the first quarter-hour boundary after an instant."""
-    return at_ms - at_ms % BUCKET_MS + BUCKET_MS
-
-
-def quarters(start_ms: int, end_ms: int) -> list[tuple[int, int]]:
-    """Return the span, split at quarter-hours."""
-    first, last = next_quarter(start_ms), end_ms - end_ms % BUCKET_MS
-    if end_ms <= first:
-        return [(start_ms, end_ms)] if start_ms < end_ms else []
-    whole = [(at, at + BUCKET_MS) for at in range(first, last, BUCKET_MS)]
-    return [(start_ms, first), *whole, *([(last, end_ms)] if last < end_ms else [])]
-
-
-_DAY = len("2026-10-01")
-
-
-@dataclass(frozen=True, slots=True)
-class LocalHour:
-    """A part of one local hour with its names, such as `2026-10-01` and `2026-10-01T13` (see
-    accountant.core.periods.hour_name)."""
-
-    start_ms: int
-    end_ms: int
-    day: str
-    hour: str
-
-
-@lru_cache(maxsize=16)
-def local_hours(start_ms: int, end_ms: int, zone: ZoneInfo) -> tuple[LocalHour, ...]:
-    """Return the span, split where the local day or hour changes. Time zones differ by multiples of a quarter-hour."""
-    starts: list[tuple[int, str]] = []
-    for begin, _ in quarters(start_ms, end_ms):
-        hour = hour_name(begin, zone)
-        if not starts or starts[-1][1] != hour:
-            starts.append((begin, hour))
-    ends = [begin for begin, _ in starts[1:]] + [end_ms]
-    return tuple(LocalHour(begin, end, hour[:_DAY], hour) for (begin, hour), end in zip(starts, ends, strict=False))

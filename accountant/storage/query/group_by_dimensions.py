@@ -24,13 +24,13 @@ from zoneinfo import ZoneInfo
 import numpy as np
 
 from accountant.core.claim_overlap import cut
-from accountant.ledger.protocols import of_holders, without_holder
+from accountant.core.periods import local_hours
+from accountant.ledger.protocols import exported_in, of_holders, without_holder
 from accountant.ledger.team_assignment import NO_POLICY, Assignment, in_force
 from accountant.ledger.usage import Int64Array, Usage, UsageMeasure
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import GpuLifetimes, changes_between
 from accountant.storage.ledger_state import State
-from accountant.storage.span_splitting import local_hours
 from accountant.storage.write.name_ids import DeviceName, HolderName, holders, label_history
 from accountant.wire.dimensions import DECLARED, DIMENSIONS, OF_LABELS, OF_TIME, DeclaredDimension, sources, value_of
 from accountant.wire.policy_models import IDLE
@@ -262,11 +262,6 @@ def _class_columns(dimensions: Collection[Dimension]) -> tuple[str, ...]:
     needed = {name for source in sources(dimensions) for name in _NEEDED.get(source, (source,))}
     needed |= {"exported"} if any(map(is_label, dimensions)) else set()
     return tuple(name for name in _QUOTED if name in needed) or ("cluster",)
-
-
-def exported_in(dimensions: Iterable[Dimension]) -> tuple[str, ...]:
-    """Return the names of the exported labels among the dimensions, sorted."""
-    return tuple(sorted(label_of(dimension) for dimension in dimensions if is_label(dimension)))
 
 
 def _holder_name(columns: Mapping[str, Any], labels: Collection[str], exported: Sequence[str]) -> HolderName:

@@ -23,9 +23,10 @@ import pyarrow as pa
 from accountant.core.borrowed_time import HolderTime, lend
 from accountant.core.claim_overlap import union
 from accountant.core.start_up import Launch, Phase, PhaseSpan, gang, in_gangs, phase_spans
+from accountant.ledger.protocols import exported_in
 from accountant.storage.duckdb_engine import Cursor, Row, statement
 from accountant.storage.ledger_state import State
-from accountant.storage.query.group_by_dimensions import ConstantSpan, exported_in, key_of
+from accountant.storage.query.group_by_dimensions import ConstantSpan, key_of
 from accountant.storage.query.usage_sums import ALL_CELLS, GROUPED_BY, sums
 from accountant.storage.span_splitting import TaggedSpan
 from accountant.storage.write import record_columns

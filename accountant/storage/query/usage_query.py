@@ -21,7 +21,7 @@ import numpy as np
 
 from accountant.core.errors import UnsupportedQuestion
 from accountant.core.gpu_time_accounts import ACCOUNT_CELLS, CELLS, full_us, sum_by_key
-from accountant.ledger.protocols import of_holders
+from accountant.ledger.protocols import exported_in, of_holders, unexported
 from accountant.ledger.usage import (
     LENT,
     MEASURES,
@@ -44,7 +44,6 @@ from accountant.storage.query.group_by_dimensions import (
     UsageQuestion,
     asks_for_unheld_time,
     classes,
-    exported_in,
     key_of,
     of_all,
     pieces_of,
@@ -58,7 +57,6 @@ from accountant.wire.dimensions import OF_TIME, sources
 from accountant.wire.usage_cost_and_job_models import Dimension, is_label
 from gputally.base import called_off
 from gputally.base.measures import REPORTED
-from gputally.base.near_names import shown
 from gputally.base.units import MS_PER_HOUR
 
 H = TypeVar("H", bound=Hashable)
@@ -100,12 +98,6 @@ def usage(
 
     filters = frozenset((name, frozenset(values)) for name, values in where.items())
     return cache.usage(UsageQuestion(tuple(edges), filters, timezone, frozenset(measures)), by, compute)
-
-
-def unexported(label: str, exported: Sequence[str]) -> str:
-    """Why a label is no dimension, and what to do."""
-    known = f"only {', '.join(exported)}" if exported else "none"
-    return f"the label {shown(label)} is not exported ({known}): name it in exported_labels in the settings"
 
 
 def _pieces(

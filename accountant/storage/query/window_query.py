@@ -26,6 +26,7 @@ import numpy.typing as npt
 from accountant.core.claim_overlap import Span
 from accountant.core.errors import UnsupportedQuestion
 from accountant.core.gpu_time_accounts import full_us
+from accountant.core.periods import next_quarter
 from accountant.core.window_decay import age_weights, bounds, combine, factor, term, weights_by_period
 from accountant.ledger.team_assignment import Assignment, in_force, rolled_up
 from accountant.prices.price_book import PriceBook
@@ -53,7 +54,6 @@ from accountant.storage.query.window_sums import (
     SumsCache,
     SumsReader,
 )
-from accountant.storage.span_splitting import next_quarter
 from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec
 from gputally.base.units import MS_PER_SECOND
 

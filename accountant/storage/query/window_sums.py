@@ -27,13 +27,14 @@ import numpy.typing as npt
 
 from accountant.core.claim_overlap import Span
 from accountant.core.gpu_time_accounts import CELLS, sum_by_key
+from accountant.core.periods import next_quarter
 from accountant.core.window_decay import factor, reference_ms
 from accountant.storage.duckdb_engine import Cursor, Row, statement
 from accountant.storage.gpu_lifetimes import down_in
 from accountant.storage.ledger_state import State
 from accountant.storage.query.gpu_weights import GpuGroup, GpuGroups
 from accountant.storage.query.usage_sums import straddling_parts
-from accountant.storage.span_splitting import EVERY_GPU, TaggedSpan, near, next_quarter
+from accountant.storage.span_splitting import EVERY_GPU, TaggedSpan, near
 from accountant.storage.write import record_columns
 from accountant.storage.write.interval_writer import AddedRows, BookedChanges
 from accountant.storage.write.record_columns import Numbering

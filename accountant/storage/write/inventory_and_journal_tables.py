@@ -291,19 +291,6 @@ def write_policy(cursor: Cursor, version: PolicyVersion) -> None:
     cursor.run("INSERT INTO policy VALUES (?, ?, ?)", [version.version, version.effective_ms, content])
 
 
-def policies_between(policies: Sequence[PolicyVersion], start_ms: int, end_ms: int) -> list[PolicyVersion]:
-    """Return the policies in force in [start_ms, end_ms), oldest first. The first policy also applies before its
-    date."""
-    ends = [later.effective_ms for later in policies[1:]] + [end_ms]
-    found = []
-    for index, (version, until) in enumerate(zip(policies, ends, strict=False)):
-        since = version.effective_ms if index else min(start_ms, version.effective_ms)
-        last = index == len(policies) - 1
-        if since < end_ms and (last or until > start_ms):
-            found.append(version)
-    return found
-
-
 def last_decision(cursor: Cursor) -> int:
     """Return the highest number of a decision, here or in the archive."""
     return int(cursor.rows("last_decision")[0][0])
