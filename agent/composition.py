@@ -139,9 +139,9 @@ def _source(
     from agent.gpu_readers.protocol import Surroundings
     from agent.gpu_readers.release_by_signal import ReleasableSource
     from agent.holders.chosen import open_holders
-    from agent.holders.node_reader import NodeSource
     from agent.holders.process_cgroups import PodLogs, ProcessTable
     from agent.holders.protocol import NodeSurroundings
+    from agent.node_reader import NodeSource
 
     surroundings = Surroundings(
         clock,

@@ -413,8 +413,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `gputally agent smoke` and return its exit code."""
     from agent.gpu_readers.chosen import open_readers
     from agent.gpu_readers.protocol import Surroundings
-    from agent.holders.node_reader import NodeSource
     from agent.holders.process_cgroups import ProcessTable
+    from agent.node_reader import NodeSource
 
     try:
         memory, busy_ms = size(arguments.memory), duration_ms(arguments.busy)

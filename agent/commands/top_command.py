@@ -365,8 +365,8 @@ def _prices(arguments: argparse.Namespace) -> HourlyPrices:
 def _machine(arguments: argparse.Namespace, clock: Clock, stack: ExitStack) -> FrameReader:
     from agent.gpu_readers.chosen import open_readers
     from agent.gpu_readers.protocol import Surroundings
-    from agent.holders.node_reader import NodeSource
     from agent.holders.process_cgroups import PodLogs, ProcessTable
+    from agent.node_reader import NodeSource
 
     names = PodLogs(Path(arguments.pod_logs))
     readers = open_readers("nvml", Surroundings(clock, BackgroundTasks(clock)))

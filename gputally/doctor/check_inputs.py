@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from agent.gpu_readers import protocol as gpu_readers
 from agent.gpu_readers.chosen import ChosenReader, GpuReaders
 from agent.holders.installed import installed
-from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import PodLogs, ProcessTable
 from agent.holders.protocol import SourceCheck
+from agent.node_reader import NodeSource
 from gputally.base.clock import Clock
 from gputally.base.plugins import usable
 from gputally.doctor.findings import CannotCheck

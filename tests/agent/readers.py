@@ -12,9 +12,9 @@ from agent.core.settings import AgentSettings
 from agent.gpu_readers.chosen import ChosenReader, GpuReaders
 from agent.gpu_readers.protocol import GpuReader, GpuReadings
 from agent.holders.chosen import open_holders
-from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import PodLogs, ProcessTable
 from agent.holders.protocol import NodeSurroundings
+from agent.node_reader import NodeSource
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock, SystemClock
 

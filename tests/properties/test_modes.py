@@ -30,9 +30,9 @@ from agent.core.readings import (
     Reading,
     Unavailable,
 )
-from agent.holders.node_reader import HolderCounters, OwnedProcess
 from agent.holders.reserved_gpus import replace_reservations
 from agent.metering.meter import ClosedSet, Meter
+from agent.node_reader import HolderCounters, OwnedProcess
 from agent.simulation.simulated_node import A100, H100, make_gpu
 from agent.wire import Batch, Holder
 from gputally.base.clock import VirtualClock

@@ -7,7 +7,7 @@ counter does not change. Between two calls of `BusyCounter.take` the counter gro
 plus earlier time whose samples had not arrived yet.
 
 Busy time of processes has two sources. The per-process sampler has one ring for all processes, whose entries are
-overwritten. Accounting mode is exact if it is on. Both figures are returned, and agent.holders.node_reader chooses
+overwritten. Accounting mode is exact if it is on. Both figures are returned, and agent.node_reader chooses
 one of them.
 
 A process is returned one more time in the reading after its end, so that its last use is counted. The driver lists

@@ -19,8 +19,8 @@ from agent.core.readings import DeviceReading, Unavailable
 from agent.gpu_readers.chosen import ChosenReader, GpuReaders
 from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 from agent.gpu_readers.nvml.nvml_library import Driver
-from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import ProcessTable
+from agent.node_reader import NodeSource
 from gputally.base.clock import SystemClock
 
 CLOCK = SystemClock()

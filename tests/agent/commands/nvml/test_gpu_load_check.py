@@ -18,8 +18,8 @@ from agent.__main__ import main
 from agent.commands.gpu_load_check import Cuda, CudaFault, LoadCheck, NoCuda, duration_ms, print_checks, report, size
 from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 from agent.gpu_readers.nvml.nvml_library import Driver
-from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import ProcessTable
+from agent.node_reader import NodeSource
 from agent.wire import Holder
 from gputally.base.clock import VirtualClock
 from tests.agent.readers import nvml_alone

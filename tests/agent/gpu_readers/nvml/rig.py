@@ -11,10 +11,10 @@ from agent.core.readings import Allocation, Gpu, NodeSnapshot
 from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 from agent.gpu_readers.nvml.nvml_device import Access
 from agent.gpu_readers.nvml.nvml_library import Driver
-from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import ProcessTable
 from agent.holders.protocol import Holdings
 from agent.metering.meter import ClosedSet, Meter
+from agent.node_reader import NodeSource
 from agent.wire import Holder, UsageInterval
 from tests.agent.readers import nvml_alone
 from tests.agent.sample_values import GIB, T0

@@ -14,9 +14,9 @@ import pytest
 
 from agent.core.readings import Allocation, DriverReplaced
 from agent.gpu_readers.nvml.nvml_library import Driver
-from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import ProcessTable
 from agent.metering.meter import Meter
+from agent.node_reader import NodeSource
 from agent.wire import Holder, UsageInterval
 from tests.agent.gpu_readers.nvml.rig import GIB, T0, Rig
 from tests.agent.readers import nvml_alone

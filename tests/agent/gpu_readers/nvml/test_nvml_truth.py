@@ -16,8 +16,8 @@ from agent.core.readings import DeviceReading
 from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 from agent.gpu_readers.nvml.nvml_library import Driver
 from agent.gpu_readers.nvml.utilization import RING_MS
-from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import ProcessTable
+from agent.node_reader import NodeSource
 from gputally.base.clock import VirtualClock
 from tests.agent.gpu_readers.nvml.rig import GIB, T0, Rig
 from tests.agent.readers import nvml_alone

@@ -9,7 +9,7 @@ from typing import Any
 from agent.core.readings import NodeSnapshot, Unavailable
 from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 from agent.gpu_readers.nvml.nvml_library import Driver
-from agent.holders.node_reader import NodeSource
+from agent.node_reader import NodeSource
 from tests.agent.readers import nvml_alone
 from tests.agent.sample_values import MIB, T0
 from tests.fakes.nvml.library import FakeNvml

@@ -13,9 +13,9 @@ from agent.core.readings import Unavailable
 from agent.gpu_readers.nvml.driver_lifecycle import Gpus
 from agent.gpu_readers.nvml.nvml_library import Driver
 from agent.holders.job_files import HpcJobs
-from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import ProcessTable
 from agent.metering.meter import ClosedSet, Meter
+from agent.node_reader import NodeSource
 from tests.agent.readers import nvml_alone
 from tests.agent.sample_values import T0
 

@@ -22,10 +22,10 @@ from agent.gpu_readers.release_by_signal import ReleasableSource
 from agent.holders.kubelet.kubelet_grpc_client import OFFER_MS, VALID_MS, Kubelet, UnaryChannel
 from agent.holders.kubelet.kubernetes_source import KEEP_MS, SYNC_MS, KubernetesSource, NodeStore
 from agent.holders.kubelet.lean_list_watch import LeanReflector, PodStore
-from agent.holders.node_reader import NodeSource
 from agent.holders.process_cgroups import PodLogs, ProcessTable
 from agent.holders.protocol import Holdings
 from agent.main_loop import Agent
+from agent.node_reader import NodeSource
 from agent.upload.spool import Outbox
 from agent.upload.uploader import Uploader
 from agent.wire import PodFacts, UsageInterval

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent.core.readings import SOLE, Allocation, DeviceReading, ProcessReading, Reading, Unavailable
-from agent.holders.node_reader import UNKNOWN_PROCESS, HolderCounters, OwnedProcess
 from agent.holders.process_cgroups import RESCAN_MS, PodLogs
+from agent.node_reader import UNKNOWN_PROCESS, HolderCounters, OwnedProcess
 from agent.simulation.simulated_node import H100, make_gpu
 from agent.wire import Holder
 from tests.agent.sample_values import T0
