@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from fairshare.core.gpu_demand import PodReducer, read_claiming, read_member
 from fairshare.core.queues_and_weights import Pod
 from fairshare.core.settings import ControllerSettings, address
 from fairshare.http_server import LIMITS, Probes, serve, serve_extender
-from fairshare.preemption.preemption_controller import no_calls
+from fairshare.preemption.preemption_controller import Calls, no_calls
 from fairshare.preemption.service_latency_objectives import Alarms, prometheus_latency
 from fairshare.targets.extender import Extender
 from fairshare.targets.installed import adapters, kinds, opened
@@ -79,50 +79,51 @@ CYCLE_PATIENCE_S = 50.0
 
 def run(settings: ControllerSettings, stop: threading.Event) -> None:
     """Run the controller until `stop` is set."""
-    events = structlog.get_logger("fairshare")
-    clock = SystemClock()
-    tasks = BackgroundTasks(clock, (FairshareError, FileFault))
-    cycles = tasks.add("cycle", CYCLE_PATIENCE_S, serves=True)
-    metrics = ControllerMetrics(clock, settings.interval, tasks)
-    others = other_clusters(settings.accountants, settings.cluster)
-    file = policies.reloaded(settings.policy, others)
-    report_log = event_and_decision_recorder.CycleLog(events)
-    cluster = open_cluster(settings.objects, settings.kubeconfig)
-    pods = PodIndex()
-    claimed = ClaimedPods(pods.change)
-    claims: tuple[Reflector[Any, Any], ...] = ()
-    read, changed = read_member, pods.change
-    if settings.watch_pods and settings.extender_listen:  # other schedulers count the devices of claims themselves
-        claims = claimed.reflectors(cluster.api(), clock.monotonic_ms)
-        read, changed = read_claiming, claimed.pod_changed
-    reflector: Reflector[dict[str, Any], Pod] = Reflector(
-        cluster.api(), POD.path(), dict, PodReducer(clock, read), changed, now_ms=clock.monotonic_ms
-    )
-    views = ExtenderViews(pods, clock)
-    reports = ReportCache()
-    collections = ShortCollections()
-    saved: deque[Decision] = deque(maxlen=MOST_SAVED)
-    election = _election(settings, clock)
-    leaderless = election.leaderless if election is not None else lambda: None
-    health = Probes(clock, settings.interval, tasks, leaderless)
-    over = threading.Event()
-    """Set after the last cycle, so that the ports stop at one time."""
-
-    def posts() -> Sequence[Decision]:
-        return [saved.popleft() for _ in range(len(saved))]
-
-    def observe(report: CycleReport) -> None:
-        metrics.observe(report)
-        views.observe(report, controller.policy)
-        reports.observe(report, controller.policy)
-        health.beat()
-        collections.after_cycle()
-        report_log.log(report)
-        if election is not None and election.fault:
-            events.warning("election", fault=election.fault)
-
     with ExitStack() as stack:
-        client = stack.enter_context(
+        program = _Program(settings, stop, stack.enter_context)
+        url = program.serve_metrics_and_probes()
+        program.watch_pods()
+        program.take_part_in_election()
+        extenders = program.serve_extenders()
+        program.serve_pages()
+        controller = program.controller(extenders)
+        structlog.get_logger("fairshare").info("serving", url=url, accountant=settings.url, policy=str(settings.policy))
+        stack.callback(program.over.set)
+        stack.enter_context(_ending_calls(stop))
+        program.run_cycles(controller)
+    structlog.get_logger("fairshare").info("stopping")
+
+
+class _Program:
+    """One running controller. `run` calls the methods in order; what they begin ends after the last cycle.
+
+    begin: enters a context, which ends after the last cycle.
+    over: set after the last cycle, so that the ports stop at one time."""
+
+    def __init__(
+        self, settings: ControllerSettings, stop: threading.Event, begin: Callable[[AbstractContextManager[Any]], Any]
+    ) -> None:
+        self._settings, self._stop, self._begin = settings, stop, begin
+        self._events = structlog.get_logger("fairshare")
+        self._log = event_and_decision_recorder.CycleLog(self._events)
+        self._collections = ShortCollections()
+        self._clock = clock = SystemClock()
+        self._tasks = BackgroundTasks(clock, (FairshareError, FileFault))
+        self._cycles = self._tasks.add("cycle", CYCLE_PATIENCE_S, serves=True)
+        self._metrics = ControllerMetrics(clock, settings.interval, self._tasks)
+        self._others = other_clusters(settings.accountants, settings.cluster)
+        self._file = policies.reloaded(settings.policy, self._others)
+        self._cluster = open_cluster(settings.objects, settings.kubeconfig)
+        self._pods = _WatchedPods(settings, self._cluster, clock)
+        self._views = ExtenderViews(self._pods.index, clock)
+        self._reports = ReportCache()
+        self._saved: deque[Decision] = deque(maxlen=MOST_SAVED)
+        self._election = election = _election(settings, clock)
+        self._term = election.term if election is not None else lambda: ALONE
+        leaderless = election.leaderless if election is not None else lambda: None
+        self._health = Probes(clock, settings.interval, self._tasks, leaderless)
+        self.over = threading.Event()
+        self._client: AccountantApi = begin(
             AccountantApi(
                 settings.url,
                 token_file=settings.token_file,
@@ -131,73 +132,148 @@ def run(settings: ControllerSettings, stop: threading.Event) -> None:
                 clock=clock,
             )
         )
-        url = stack.enter_context(
-            serve(
-                settings.host,
-                settings.port,
-                live=health.live,
-                ready=health.ready,
-                metrics=metrics.render,
-                tasks=tasks,
-                hosts=settings.hosts,
-                over=over,
-            )
+
+    def serve_metrics_and_probes(self) -> str:
+        """Serve /metrics and the probes, and return their base URL."""
+        settings, health = self._settings, self._health
+        served = serve(
+            settings.host,
+            settings.port,
+            live=health.live,
+            ready=health.ready,
+            metrics=self._metrics.render,
+            tasks=self._tasks,
+            hosts=settings.hosts,
+            over=self.over,
         )
-        if settings.watch_pods:
-            for each in (*claims, reflector):
-                each.prime()
-            stack.enter_context(run_beside("fairshare-pods", reflector.run, stop, tasks, serves=True))
-            for each in claims:
-                stack.enter_context(run_beside(f"fairshare-{each.path.rpartition('/')[2]}", each.run, stop, tasks))
-        if election is not None:
-            stack.enter_context(run_beside("fairshare-lease", election.run, stop, tasks, serves=True))
-        extenders: dict[str, Extender] = {}
-        if settings.extender_listen:
-            extenders = {
-                each.name: each.extender(views.view, clock, with_claims=claimed.with_claims)
-                for each in adapters()
-                if each.extender is not None
-            }
-            sys.setswitchinterval(THREAD_SWITCH_S)
-            stack.enter_context(_extenders(settings, extenders.values(), metrics, tasks, over))
-        if settings.pages_listen:
-            stack.enter_context(serve_pages(settings, reports, client, clock, cluster, tasks, saved.append, over))
-        alarms: Alarms | None = None
-        if settings.prometheus:
-            alarms = Alarms(prometheus_latency(settings.prometheus, settings.prometheus_token_file))
-        term = election.term if election is not None else lambda: ALONE
-        metrics.watch(alarms, lambda: term() is not None)
+        return str(self._begin(served))
+
+    def watch_pods(self) -> None:
+        for each in self._pods.watches(self._stop, self._tasks):
+            self._begin(each)
+
+    def take_part_in_election(self) -> None:
+        if self._election is not None:
+            self._begin(run_beside("fairshare-lease", self._election.run, self._stop, self._tasks, serves=True))
+
+    def serve_extenders(self) -> dict[str, Extender]:
+        """Serve what schedulers ask, and return the extenders by adapter; empty without a port for them."""
+        if not self._settings.extender_listen:
+            return {}
+        extenders = {
+            each.name: each.extender(self._views.view, self._clock, with_claims=self._pods.with_claims)
+            for each in adapters()
+            if each.extender is not None
+        }
+        sys.setswitchinterval(THREAD_SWITCH_S)
+        self._begin(_extenders(self._settings, extenders.values(), self._metrics, self._tasks, self.over))
+        return extenders
+
+    def serve_pages(self) -> None:
+        if self._settings.pages_listen:
+            self._begin(
+                serve_pages(
+                    self._settings, self._reports, self._client, self._clock, self._cluster, self._tasks,
+                    self._saved.append, self.over,
+                )
+            )  # fmt: skip
+
+    def controller(self, extenders: Mapping[str, Extender]) -> Controller:
+        settings, pods, election = self._settings, self._pods, self._election
         status = StatusObject(settings.status_namespace or StatusObject().namespace, settings.status_name)
-        clusters = stack.enter_context(opened(file.current, cluster, settings.file, status, clock))
+        clusters = self._begin(opened(self._file.current, self._cluster, settings.file, status, self._clock))
         controller = Controller(
-            in_mode(file.current, settings),
-            client,
-            cluster,
-            clock,
+            in_mode(self._file.current, settings),
+            self._client,
+            self._cluster,
+            self._clock,
             clusters=clusters,
             status_object=status if settings.status_namespace else None,
-            observe=observe,
-            pods=pods.pods,
-            unseen=reflector.behind if settings.watch_pods else lambda: None,
-            unreadable=lambda: _unreadable(reflector, *claims),
-            term=term,
+            observe=lambda report: self._observe(report, controller.policy),
+            pods=pods.index.pods,
+            unseen=pods.behind,
+            unreadable=pods.unreadable,
+            term=self._term,
             acts={name: extender.acts for name, extender in extenders.items()},
-            calls=alarms or no_calls,
-            others=others,
+            calls=self._calls(),
+            others=self._others,
             name=f"{settings.status_namespace}/{settings.lease}" if election is not None else "",
-            posts=posts,
-            claims_counted=bool(claims),
+            posts=lambda: [self._saved.popleft() for _ in range(len(self._saved))],
+            claims_counted=pods.claims_counted,
         )
-        events.info("serving", url=url, accountant=settings.url, policy=str(settings.policy))
-        stack.callback(over.set)
-        stack.enter_context(_ending_calls(stop))
+        return controller
+
+    def _calls(self) -> Calls:
+        """Return what returns the requests for room of violated latency objectives."""
+        alarms: Alarms | None = None
+        if self._settings.prometheus:
+            alarms = Alarms(prometheus_latency(self._settings.prometheus, self._settings.prometheus_token_file))
+        self._metrics.watch(alarms, lambda: self._term() is not None)
+        return alarms or no_calls
+
+    def _observe(self, report: CycleReport, policy: Policy) -> None:
+        """Pass a report on to metrics, extender, pages, probes and log. policy: the one by which it was made."""
+        self._metrics.observe(report)
+        self._views.observe(report, policy)
+        self._reports.observe(report, policy)
+        self._health.beat()
+        self._collections.after_cycle()
+        self._log.log(report)
+        if self._election is not None and self._election.fault:
+            self._events.warning("election", fault=self._election.fault)
+
+    def run_cycles(self, controller: Controller) -> None:
         controller.run(
-            stop,
-            lambda: cycles.guarded(_failure_logger("cycle")),
-            interval_s=settings.interval,
-            reload=partial(reload, file, settings),
+            self._stop,
+            lambda: self._cycles.guarded(_failure_logger("cycle")),
+            interval_s=self._settings.interval,
+            reload=partial(reload, self._file, self._settings),
         )
-    events.info("stopping")
+
+
+class _WatchedPods:
+    """The pods that request GPUs, as list-watches keep them; none if the settings switch the watch off.
+
+    With an extender they have the GPUs of their ResourceClaims; other schedulers count the devices of claims
+    themselves.
+
+    index: the pods.
+    with_claims: returns a pod with the GPUs of its claims.
+    claims_counted: whether the pods of the index have them."""
+
+    def __init__(self, settings: ControllerSettings, cluster: Cluster, clock: Clock) -> None:
+        self.index = PodIndex()
+        claimed = ClaimedPods(self.index.change)
+        self.with_claims = claimed.with_claims
+        self._watched = settings.watch_pods
+        self.claims_counted = bool(self._watched and settings.extender_listen)
+        self._claims: tuple[Reflector[Any, Any], ...] = ()
+        read, changed = read_member, self.index.change
+        if self.claims_counted:
+            self._claims = claimed.reflectors(cluster.api(), clock.monotonic_ms)
+            read, changed = read_claiming, claimed.pod_changed
+        self._pods: Reflector[dict[str, Any], Pod] = Reflector(
+            cluster.api(), POD.path(), dict, PodReducer(clock, read), changed, now_ms=clock.monotonic_ms
+        )
+
+    def watches(self, stop: threading.Event, tasks: BackgroundTasks) -> Iterator[AbstractContextManager[None]]:
+        """List everything once, and yield the contexts in which it is watched."""
+        if not self._watched:
+            return
+        for each in (*self._claims, self._pods):
+            each.prime()
+        yield run_beside("fairshare-pods", self._pods.run, stop, tasks, serves=True)
+        for each in self._claims:
+            yield run_beside(f"fairshare-{each.path.rpartition('/')[2]}", each.run, stop, tasks)
+
+    def behind(self) -> str | None:
+        """Return why the index may lack some pods; None if it lacks none."""
+        return self._pods.behind() if self._watched else None
+
+    def unreadable(self) -> tuple[str, ...]:
+        """Return the pods and claims that cannot be read, and why claims cannot be listed."""
+        faults = [each.fault for each in self._claims if each.fault is not None]
+        return (*(text for each in (self._pods, *self._claims) for text in each.unreadable().values()), *faults)
 
 
 class ShortCollections:
@@ -256,12 +332,6 @@ def reload(file: ReloadedFile[Policy], settings: ControllerSettings) -> Policy |
         changes = list(changed_texts(before, now))
         events.warning("policy_in_force", before=before.version(), now=now.version(), changes=changes)
     return in_mode(now, settings)
-
-
-def _unreadable(pods: Reflector[Any, Any], *claims: Reflector[Any, Any]) -> tuple[str, ...]:
-    """Return the pods and claims that cannot be read, and why claims cannot be listed."""
-    faults = [each.fault for each in claims if each.fault is not None]
-    return (*(text for each in (pods, *claims) for text in each.unreadable().values()), *faults)
 
 
 def open_cluster(name: str, kubeconfig: Path | None) -> Cluster:
@@ -335,57 +405,124 @@ def serve_pages(
     from fairshare.web.page_routing import PageContext, PagesApp
     from fairshare.web.policy_pages import ROUTES
 
-    events = structlog.get_logger("fairshare.pages")
+    log = _PagesLog(settings, cluster, clock, record)
+    tokens = TokenFile(settings.pages_tokens, clock, log.fault("tokens_refused")) if settings.pages_tokens else None
+    sessions = _ended_sessions_store(settings, client, cluster)
+    ended = EndedSessions(clock, sessions)
+    sign_ins = _sign_ins(settings, clock, ended, log, needed=tokens is None)
+    previews = _previews(settings)
+    context = PageContext(
+        reports,
+        QueueHistory(client, clock),
+        previews,
+        PolicyLocation(settings.policy, policy_writer(settings.pages_apply, settings.policy, cluster)),
+        clock,
+        settings.interval,
+        log.policy_applied,
+        settings.pages_accountant,
+    )
+    app = PagesApp(context, PageAuthentication(tokens, sign_ins), ROUTES)
+    templates = threading.Thread(target=app.compile_templates, name="templates", daemon=True)
+    host, port = address(settings.pages_listen)
+    tls = _tls(settings.pages_certificate, settings.pages_key)
+    read_by_others = sign_ins is not None and sessions is not None
+    with (
+        closing(previews),
+        run_beside("fairshare-sessions", ended.keep_reading, threading.Event(), tasks or BackgroundTasks(clock))
+        if read_by_others
+        else nullcontext(),
+        https_server.serve(
+            app.observed(log.answered), host, port, tls, LIMITS, "fairshare-pages", tasks=tasks, renew=True, over=over
+        ) as url,
+    ):
+        templates.start()
+        log.serving(url, tokens=tokens is not None, sign_in=sign_ins is not None)
+        try:
+            yield url
+        finally:
+            templates.join()
 
-    def fault_logger(event: str) -> Callable[[str], None]:
+
+class _PagesLog:
+    """Writes what happens at the pages to the log, and what concerns the cluster also as an Event or a decision.
+
+    record: records the decision of a person who saved a policy."""
+
+    def __init__(
+        self, settings: ControllerSettings, cluster: Cluster, clock: Clock, record: Callable[[Decision], None]
+    ) -> None:
+        self._settings, self._cluster, self._clock, self._record = settings, cluster, clock, record
+        self._events = structlog.get_logger("fairshare.pages")
+
+    def serving(self, url: str, *, tokens: bool, sign_in: bool) -> None:
+        self._events.info("pages", url=url, apply=self._settings.pages_apply, tokens=tokens, sign_in=sign_in)
+
+    def answered(self, method: str, path: str, status: int, seconds: float) -> None:
+        level = "warning" if status >= 500 else "debug" if path.endswith("/state") else "info"
+        milliseconds = round(seconds * 1000)
+        getattr(self._events, level)("page", method=method, path=path[:200], status=status, milliseconds=milliseconds)
+
+    def fault(self, event: str) -> Callable[[str], None]:
+        """Return what logs the lines of a fault as this event."""
+
         def log_fault(fault: str) -> None:
             for line in fault.splitlines():
-                events.error(event, fault=line)
+                self._events.error(event, fault=line)
 
         return log_fault
 
-    def applied(who: str, before: Policy | None, now: Policy) -> None:
+    def policy_applied(self, who: str, before: Policy | None, now: Policy) -> None:
+        """A person saved a policy."""
+        settings, now_ms = self._settings, self._clock.wall_ms()
         changes = list(changed_texts(before, now))
         was, version = before.version() if before is not None else "faulty", now.version()
-        events.warning("policy_applied", by=who, before=was, now=version, file=str(settings.policy), changes=changes)
-        record(policy_decision(before, now, clock.wall_ms(), who))
+        file = str(settings.policy)
+        self._events.warning("policy_applied", by=who, before=was, now=version, file=file, changes=changes)
+        self._record(policy_decision(before, now, now_ms, who))
         if settings.status_namespace:
             message = f"{who} applied policy {version} from the pages, in place of {was}: {'; '.join(changes)}"
             name, space = settings.status_name, settings.status_namespace
             try:
-                cluster.event(Event(CONFIG_MAP, name, space, "", "Normal", "PolicyApplied", message, clock.wall_ms()))
+                self._cluster.event(Event(CONFIG_MAP, name, space, "", "Normal", "PolicyApplied", message, now_ms))
             except ClusterError as error:
-                events.warning("event_lost", fault=str(error))
+                self._events.warning("event_lost", fault=str(error))
 
-    def answered(method: str, path: str, status: int, seconds: float) -> None:
-        level = "warning" if status >= 500 else "debug" if path.endswith("/state") else "info"
-        milliseconds = round(seconds * 1000)
-        getattr(events, level)("page", method=method, path=path[:200], status=status, milliseconds=milliseconds)
 
-    tokens: TokenFile | None = None
-    if settings.pages_tokens is not None:
-        tokens = TokenFile(settings.pages_tokens, clock, fault_logger("tokens_refused"))
-    sign_ins: SignIns | None = None
-    sessions: SessionStore | None = None
+def _ended_sessions_store(settings: ControllerSettings, client: AccountantApi, cluster: Cluster) -> SessionStore | None:
+    """Return where sessions that people ended are kept for other replicas; None: nowhere."""
     if settings.pages_accountant == "/":
-        sessions = AccountantSessions(client)
-    elif settings.objects == "kubernetes" and settings.status_namespace:
-        sessions = SessionConfigMap(cluster, settings.status_namespace, f"{settings.status_name}-sessions")
-    ended = EndedSessions(clock, sessions)
-    if settings.pages_callers is not None and settings.pages_session_key is not None:
-        sign_ins = SignIns(
-            settings.pages_callers,
-            settings.pages_session_key,
-            settings.pages_public_url,
-            settings.pages_session,
-            clock,
-            fault_logger("callers_refused"),
-            ended,
+        return AccountantSessions(client)
+    if settings.objects == "kubernetes" and settings.status_namespace:
+        return SessionConfigMap(cluster, settings.status_namespace, f"{settings.status_name}-sessions")
+    return None
+
+
+def _sign_ins(
+    settings: ControllerSettings, clock: Clock, ended: EndedSessions, log: _PagesLog, *, needed: bool
+) -> SignIns | None:
+    """Return how people sign in; None if the settings name no callers. needed: whether there is no other way in.
+
+    Raises SignInFault if there is a need and no issuer has a login."""
+    if settings.pages_callers is None or settings.pages_session_key is None:
+        return None
+    sign_ins = SignIns(
+        settings.pages_callers,
+        settings.pages_session_key,
+        settings.pages_public_url,
+        settings.pages_session,
+        clock,
+        log.fault("callers_refused"),
+        ended,
+    )
+    if needed and sign_ins() is None:
+        raise SignInFault(
+            f"pages_callers: {settings.pages_callers}: no issuer has a login: give one a login, or set pages_tokens"
         )
-        if tokens is None and sign_ins() is None:
-            raise SignInFault(
-                f"pages_callers: {settings.pages_callers}: no issuer has a login: give one a login, or set pages_tokens"
-            )
+    return sign_ins
+
+
+def _previews(settings: ControllerSettings) -> Previews:
+    """Return the previews of policies, which a process of its own computes."""
     history_client = partial(
         AccountantApi,
         settings.url,
@@ -394,39 +531,7 @@ def serve_pages(
         cluster=settings.cluster,
         timeout_s=HISTORY_TIMEOUT_S,
     )
-    previews = Previews(PreviewWorker(history_client, settings.pages_memory_mib))
-    context = PageContext(
-        reports,
-        QueueHistory(client, clock),
-        previews,
-        PolicyLocation(settings.policy, policy_writer(settings.pages_apply, settings.policy, cluster)),
-        clock,
-        settings.interval,
-        applied,
-        settings.pages_accountant,
-    )
-    host, port = address(settings.pages_listen)
-    tls = _tls(settings.pages_certificate, settings.pages_key)
-    app = PagesApp(context, PageAuthentication(tokens, sign_ins), ROUTES)
-    templates = threading.Thread(target=app.compile_templates, name="templates", daemon=True)
-    read_by_others = sign_ins is not None and sessions is not None
-    with (
-        closing(previews),
-        run_beside("fairshare-sessions", ended.keep_reading, threading.Event(), tasks or BackgroundTasks(clock))
-        if read_by_others
-        else nullcontext(),
-        https_server.serve(
-            app.observed(answered), host, port, tls, LIMITS, "fairshare-pages", tasks=tasks, renew=True, over=over
-        ) as url,
-    ):
-        templates.start()
-        events.info(
-            "pages", url=url, apply=settings.pages_apply, tokens=tokens is not None, sign_in=sign_ins is not None
-        )
-        try:
-            yield url
-        finally:
-            templates.join()
+    return Previews(PreviewWorker(history_client, settings.pages_memory_mib))
 
 
 @contextmanager
