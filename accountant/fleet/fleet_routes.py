@@ -59,7 +59,7 @@ from accountant.fleet.fleet_ledgers import (
     statement_lines,
 )
 from accountant.ledger.usage import EarlierSpan, added
-from accountant.reports import figure_formatting, html_page, node_list
+from accountant.reports import charts, figure_formatting, node_list
 from accountant.reports.node_list import Machine
 from accountant.web import month_and_decision_pages, page_queries, page_rows
 from accountant.web.job_list_page import (
@@ -395,7 +395,7 @@ async def overview(
             exports=[export for export in exports().values() if export.name not in _OWN_FORMATS],
             summary=summary, ledgers=sorted(summary.ledgers, key=lambda one: (-(one.due or 0), one.ledger)),
             teams=_teams(summary.teams), shares=shares, whole_us=whole.total,
-            bar=html_page.accounts(shares, f"Capacity of all clusters in {summary.month}") if whole.total else "",
+            bar=charts.accounts(shares, f"Capacity of all clusters in {summary.month}") if whole.total else "",
             months=_neighbours(state, summary.month), chosen=asked.ledger, names=[one.name for one in state.members],
             until=_until_text, utilisation=page_rows.utilisation,
         )  # fmt: skip

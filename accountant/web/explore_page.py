@@ -24,8 +24,8 @@ from accountant.core import periods
 from accountant.core.periods import Days, Month
 from accountant.exports.protocol import file_name
 from accountant.ledger.protocols import JobKey
-from accountant.reports import figure_formatting, html_page
-from accountant.reports.html_page import ChartColumn, is_weekend
+from accountant.reports import charts, figure_formatting
+from accountant.reports.charts import ChartColumn, is_weekend
 from accountant.web import month_and_decision_pages, page_queries, saved_views
 from accountant.web.explore_table import (
     COLUMNS,
@@ -264,7 +264,7 @@ def _explored(bar: GroupedBar, params: ExploreParams, asked: Question, deps: Dep
         check_cost(deps.ledger, limits, span, len(asked.by) + 1, params.where_cluster)
     return page_queries.explored(
         deps, _identity(bar, params, asked), asked,
-        spans, html_page.SERIES, ends=params.end is not None,
+        spans, charts.SERIES, ends=params.end is not None,
     )  # fmt: skip
 
 
@@ -433,7 +433,7 @@ def _chart(chart: Series, measure: Measure, currency: str | None, edges: Sequenc
             whole = exact_sum(map(Decimal, known)) if measure == "cost" else sum(known)
             told.append(f"Together: {_measured(measure, whole, currency)} {_unit(FIGURES[measure], currency)}")
         if cell.unknown:
-            told.append(html_page.unknown_text(cell.unknown))
+            told.append(charts.unknown_text(cell.unknown))
         # A label for every so many hours of the day, so that midnight has one.
         labelled = int(cell.name[11:13]) % hours == 0 if chart.unit == "hour" else place % every == 0
         label = name if labelled else ""
@@ -452,7 +452,7 @@ def _chart(chart: Series, measure: Measure, currency: str | None, edges: Sequenc
         )
     title = f"{FIGURES[measure].title} by {chart.unit}, {_unit(FIGURES[measure], currency)}"
     named = ", ".join(name for _, name in parts)
-    return html_page.stacked("explored", columns, title, f"Parts from below: {named}.", thinned=False)
+    return charts.stacked("explored", columns, title, f"Parts from below: {named}.", thinned=False)
 
 
 def _height(measure: Measure, value: Figure) -> float:

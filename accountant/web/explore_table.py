@@ -23,7 +23,7 @@ from accountant.core.periods import Days, days, hours, zone
 from accountant.ledger.protocols import Moment
 from accountant.ledger.usage import ACCOUNTS, HELD, EarlierSpan, Where, coverage, usage_line
 from accountant.prices.price_book import PriceBook
-from accountant.reports import html_page
+from accountant.reports import charts
 from accountant.wire.dimensions import OF_TIME
 from accountant.wire.option_types import Order
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
@@ -391,7 +391,7 @@ def _chart(
         cells.append(TimeCell(unit, gap, {number: value for number, value in found.items() if value != 0}))
     css = [f"s{number}" for number in range(len(names))]
     if series == "team":
-        of_team = html_page.colours(names, ledger.status().teams)
+        of_team = charts.colours(names, ledger.status().teams)
         css = [of_team[name] for name in names]
     return Series(series, names, tuple(css), others, asked.unit, tuple(cells))
 

@@ -18,7 +18,7 @@ from accountant.core.errors import UnsupportedQuestion
 from accountant.ledger.protocols import Hold, Moment
 from accountant.ledger.usage import Where
 from accountant.reports import figure_formatting
-from accountant.reports.html_page import ChartSeries, ranked
+from accountant.reports.charts import ChartSeries, ranked
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
 from gputally.server.page_layout import drawn, rect, root, text

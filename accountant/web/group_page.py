@@ -30,8 +30,8 @@ from accountant.core.periods import Days, Month
 from accountant.ledger.protocols import GpuHealth, Moment
 from accountant.ledger.usage import HELD, Where
 from accountant.prices.price_book import PriceBook
-from accountant.reports import figure_formatting, html_page, node_list, report_breakdowns, savings_hints
-from accountant.reports.html_page import ChartColumn
+from accountant.reports import charts, figure_formatting, node_list, report_breakdowns, savings_hints
+from accountant.reports.charts import ChartColumn
 from accountant.reports.report_breakdowns import BY_JOB
 from accountant.reports.savings_hints import Hint
 from accountant.web import explore_table, home, month_and_decision_pages, page_queries
@@ -339,7 +339,7 @@ def _days(
         found.append(
             GroupDay(
                 f"{day:%-d %b}",
-                html_page.is_weekend(day),
+                charts.is_weekend(day),
                 known[0].get(at, 1.0),
                 helds[0].get(at, Accounts()),
                 costs[0].get(at, Decimal(0)),
@@ -389,14 +389,14 @@ def _cost_chart(found: Group, currency: str) -> str:
         if day.cost_before is not None:
             told.append(f"Month before: {figure_formatting.money(day.cost_before, currency)} {currency}")
         if day.unknown:
-            told.append(html_page.unknown_text(day.unknown))
+            told.append(charts.unknown_text(day.unknown))
         columns.append(
             ChartColumn(
                 day.name, day.name, "\n".join(told), [("a-busy", float(day.cost or 0))], day.unknown, None, day.weekend
             )
         )
     levels = [None if day.cost_before is None else float(day.cost_before) for day in found.days]
-    return html_page.stacked("explored", columns, f"Cost by day, {currency}",
+    return charts.stacked("explored", columns, f"Cost by day, {currency}",
                              "The line is the same day of the month before.", levels)  # fmt: skip
 
 
@@ -413,7 +413,7 @@ def _use_chart(found: Group) -> str:
         elif day.held_before is not None:
             told.append(f"Month before: {figure_formatting.hours(day.held_before)} GPU-h")
         if day.unknown:
-            told.append(html_page.unknown_text(day.unknown))
+            told.append(charts.unknown_text(day.unknown))
         columns.append(
             ChartColumn(
                 day.name,
@@ -429,6 +429,6 @@ def _use_chart(found: Group) -> str:
         for day in found.days
     ]
     line = "what the queue deserves" if deserved else "the same day of the month before"
-    return html_page.stacked("explored", columns, "GPU-hours held by day",
+    return charts.stacked("explored", columns, "GPU-hours held by day",
                              f"Parts from below: busy, idle, use unknown. The line is {line}.",
                              levels)  # fmt: skip

@@ -38,7 +38,7 @@ from accountant.core.periods import Month
 from accountant.core.record_age import is_old
 from accountant.exports.protocol import CSV, exports, file_name
 from accountant.ledger.protocols import Hole, JobKey, Moment, Quarantined
-from accountant.reports import figure_formatting, html_page, report_builder
+from accountant.reports import charts, figure_formatting, html_page, report_builder
 from accountant.reports.figure_formatting import silent_clusters
 from accountant.web import home, page_queries, page_rows
 from accountant.web.list_bar import group_address, title
@@ -121,7 +121,7 @@ def overview(request: Request, params: Annotated[TablesParams, Query()], deps: A
         any_records=deps.newest_ms() > 0,
         proposals=len(deps.books.waiting),
         failing=sorted(deps.tasks.faults()) if deps.tasks is not None else (),
-        bar=html_page.accounts(use.accounts, title),
+        bar=charts.accounts(use.accounts, title),
         order=sorting(home.TABLES, params, "/"),
         so_far=so_far,
         past=past,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.periods import Month, zone
 from accountant.prices.price_book import Billing, IdlePolicy
-from accountant.reports import html_page, report_tables
+from accountant.reports import charts, html_page, report_tables
 from accountant.reports.figure_formatting import advice
 from accountant.reports.report_builder import build, made_of, read_data
 from accountant.wire.policy_models import IDLE
@@ -468,24 +468,24 @@ def test_hostile_names_stay_text():
 def test_more_teams_than_colours():
     rows = [held("2026-10-01", "2026-10-02", team=f"team-{i:02d}", gpus=20 - i) for i in range(12)]
     found = build_month(ListLedger(rows), None, OCTOBER)
-    shown = html_page.series(found.daily, found.everyone)
-    assert len(shown) == html_page.SERIES
+    shown = charts.series(found.daily, found.everyone)
+    assert len(shown) == charts.SERIES
     assert (shown[-1].name, len(shown[-1].teams)) == ("6 other teams", 6)
     assert sum(one.gpu_us for one in shown) == found.headline.figures.accounts.allocated
 
 
 def test_charts_are_drawn_to_scale(report):
-    svg = ET.fromstring(html_page.accounts(report.accounts, "Accounts"))
+    svg = ET.fromstring(charts.accounts(report.accounts, "Accounts"))
     widths = [float(rect.get("width")) for rect in svg.iter("{http://www.w3.org/2000/svg}rect")]
     shares = [row.share for row in report.accounts if row.gpu_us]
     assert widths == pytest.approx([share * 1040 for share in shares], abs=2.1)
-    chart = ET.fromstring(html_page.daily(report.daily, "Days"))
+    chart = ET.fromstring(charts.daily(report.daily, "Days"))
     rects = list(chart.iter("{http://www.w3.org/2000/svg}rect"))
     heights = [float(rect.get("height")) for rect in rects if rect.get("class") not in ("unknown", "weekend")]
     held = sum(sum(day.allocated_us.values()) for day in report.daily)
     per_hour = sum(heights) / (held / HOUR)
-    assert 'class="capacity"' in html_page.daily(report.daily, "Days")
-    assert 'class="capacity"' not in html_page.daily(report.daily, "Days", capacity=False)
+    assert 'class="capacity"' in charts.daily(report.daily, "Days")
+    assert 'class="capacity"' not in charts.daily(report.daily, "Days", capacity=False)
     assert per_hour == pytest.approx((280 - 12 - 28) / 2000, rel=0.01)
 
 
@@ -496,7 +496,7 @@ def test_time_that_nobody_metered_is_hatched_in_the_chart():
         unheld("2026-10-03T12:00", "2026-10-04", "unmetered"),
     ]  # fmt: skip
     found = build(ledger_of(*rows), None, *map(at, span))
-    chart = ET.fromstring(html_page.daily(found.daily, "Days"))
+    chart = ET.fromstring(charts.daily(found.daily, "Days"))
     days = [[float(rect.get("height", 0)) for rect in group if rect.get("class") == "unknown"]
             for group in chart.iter("{http://www.w3.org/2000/svg}g")]  # fmt: skip
     whole = 280 - 12 - 28
@@ -510,18 +510,18 @@ def test_time_that_nobody_metered_is_hatched_in_the_chart():
 def test_ticks_say_what_they_stand_for(gpus, ticks):
     day = "2026-10-01", "2026-10-02"
     found = build(ledger_of(held(*day, gpus=gpus)), None, *map(at, day))
-    chart = ET.fromstring(html_page.daily(found.daily, "Days"))
+    chart = ET.fromstring(charts.daily(found.daily, "Days"))
     texts = [text.text for text in chart.iter("{http://www.w3.org/2000/svg}text") if text.get("class") == "tick end"]
     assert texts == ticks.split()
 
 
-@given(st.permutations([f"team-{i}" for i in range(9)]), st.integers(1, 9), st.integers(1, html_page.SERIES))
+@given(st.permutations([f"team-{i}" for i in range(9)]), st.integers(1, 9), st.integers(1, charts.SERIES))
 @settings(max_examples=examples(50, 200), deadline=None)
 def test_no_two_teams_of_a_chart_have_one_colour_and_few_teams_always_keep_theirs(names, known, shown):
     everyone = sorted(names)[:known]
-    css = html_page.colours(names[:shown], everyone)
+    css = charts.colours(names[:shown], everyone)
     assert set(css) == set(names[:shown])
     assert len(set(css.values())) == shown
-    alone = {team: html_page.colours([team], everyone)[team] for team in names}
-    if known <= html_page.SERIES:
+    alone = {team: charts.colours([team], everyone)[team] for team in names}
+    if known <= charts.SERIES:
         assert all(css[team] == alone[team] for team in names[:shown] if team in everyone)
