@@ -10,4 +10,5 @@ Read in this order:
 4. `upload.spool.Outbox`: the rows of one node in order, on its disk (`spool_file`).
 5. `upload.uploader.Uploader.ship`: sends them as a `wire.Batch` until the accountant has stored them.
 
-`composition` puts the parts together. The accountant imports `agent.wire` alone."""
+`composition` puts the parts together. The accountant imports `agent.wire` alone. CONTRIBUTING.md follows
+one GPU-minute from here to the report of its month."""

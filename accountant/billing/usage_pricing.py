@@ -5,7 +5,11 @@ price or none. Time is added as integers first and priced afterwards, so the res
 split. Only commitments are computed per hour, or part of an hour at the ends of the span.
 
 Before it is priced, time moves between holders where the price book says so: `shared_gpus: busy` bills a holder for the
-time that it used beyond its share, and `mig_basis: memory` bills MIG instances by their memory."""
+time that it used beyond its share, and `mig_basis: memory` bills MIG instances by their memory.
+
+Ask `charge_table` for the columns of one grouping and `charges` for its rows, `charges_by_grouping` for several with
+the details of idle time, and `priced` if the usage is read already. `cost` is the answer of the API, `cost_of` that for
+charges that are known."""
 
 from __future__ import annotations
 

@@ -813,7 +813,8 @@ def window_of_hours(
     cluster: str | None,
     watermark_ms: int | None,
 ) -> UsageWindow:
-    """A usage window of allocated or busy time, from the sums of whole local hours."""
+    """A usage window of allocated or busy time, from the sums of whole local hours. That of quarter-hours, with prices
+    and weights, is accountant.storage.query.window_query."""
     start_ms, end_ms = bounds(spec, at_ms, tz)
     decayed = spec.half_life is not None
     inner = [hour.start_ms for hour in local_hours(start_ms, end_ms, tz)[1:]] if decayed else []

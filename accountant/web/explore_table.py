@@ -1,8 +1,9 @@
 """The question behind the page Explore: usage and cost of any grouping and span, as a table, a pivot table and a chart.
 
-The figures are those of `GET /v1/usage` and `GET /v1/cost` for the same parameters: usage is read once, and priced in
-the one way (`accountant.billing.usage_pricing.cost`). A table holds its figures as columns of integers, because a month
-by pod has some hundred thousand rows; a row is made when it is displayed.
+The figures are those of `GET /v1/usage` and `GET /v1/cost` for the same parameters, of one moment. It is asked for
+usage by the groups of the table, and again by what prices it (`accountant.billing.displayed_costs`), once more without
+the filter if there is one, because amounts are divided from unfiltered wholes. A table holds its figures as columns of
+integers, because a month by pod has some hundred thousand rows; a row is made when it is displayed.
 
 An unknown figure is None, never 0. A group without a row in one of two compared spans used nothing in it, unless
 nothing at all is known of that span."""

@@ -5,7 +5,8 @@ changes. The sums of each slice come from `window_sums`, mostly from its cache. 
 the GPUs.
 
 Sums of GPU groups with equal weight are added as integers. They are decayed by the age of their slice, combined, and
-multiplied once by the weight (see `gpu_weights`).
+multiplied once by the weight (see `gpu_weights`). What has whole hours alone adds them up from the relation of usage
+(accountant.lake.lake_ledger.window_of_hours); tests/moment holds both to the usage of the span.
 
 Down time, of a node or of a lost GPU, is not capacity. Time when both are down counts once."""
 

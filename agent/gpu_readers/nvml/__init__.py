@@ -1,6 +1,7 @@
 """Reads the GPU driver: devices, processes, MIG instances, power and errors, through NVML, GPM and accounting mode.
 
-Only `agent.gpu_readers.nvml.nvml_library` calls the library."""
+Read in this order: `driver_lifecycle.Gpus`, which finds the GPUs again after faults; `nvml_device`, one GPU;
+`utilization`, which makes counters of samples; `nvml_library`, which alone calls the library."""
 
 from __future__ import annotations
 
