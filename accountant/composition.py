@@ -456,7 +456,7 @@ class Service:
             except UnknownTeams as error:
                 if self._trial:
                     raise
-                file.current = file.current.without(self.books.unknown_teams(file.current.teams().values()))
+                file.current = file.current.without(self.books.teams.unknown(file.current.teams().values()))
                 self._later(file, error)
 
         self._look_at_teams_of_callers()
@@ -471,7 +471,7 @@ class Service:
         """Warns of unknown teams in tokens and callers when the named teams changed."""
         if (teams := self._callers.teams()) != self._teams_of_callers:
             self._teams_of_callers = teams
-            self.books.warn_of_unknown_teams("tokens and callers", teams)
+            self.books.teams.warn_of_unknown("tokens and callers", teams)
 
     def _later(self, file: WatchedFile[T], error: LedgerUnavailable | UnknownTeams) -> None:
         file.enforce_again()
@@ -512,7 +512,7 @@ class Service:
     def _take_policy(self, policy: Policy) -> None:
         version = self.ledger.put_policy(policy, self._clock.wall_ms(), f"file {self.settings.policy}")
         self._log.info("policy_in_force", version=version.version)
-        self.books.warn_of_unknown_teams("budgets of the policy", (budget.team for budget in policy.budgets))
+        self.books.teams.warn_of_unknown("budgets of the policy", (budget.team for budget in policy.budgets))
 
     def _take_prices(self, book: PriceBook) -> None:
         """Puts the price file in force if it changed. Raises FileFault if the bookkeeping refuses it."""
@@ -539,8 +539,8 @@ class Service:
         """Raises UnknownTeams for teams that nothing names, unless no team is known at all, as in a new ledger.
 
         teams: by their place in the file."""
-        unknown = self.books.unknown_teams(teams.values())
-        if unknown and path is not None and self.books.known_teams():
+        unknown = self.books.teams.unknown(teams.values())
+        if unknown and path is not None and self.books.teams.known():
             document = read(path)
             raise UnknownTeams(
                 [

@@ -144,7 +144,7 @@ def known_team_for(deps: Deps, principal: Principal, team: str | None) -> str | 
 def check_teams(deps: Deps, principal: Principal, teams: Iterable[str], slug: str = "not-found") -> None:
     """Raises Refusal for a team that no policy, namespace, record or adjustment names. A principal's own teams count as
     known. slug: of the problem."""
-    for message in deps.books.unknown_teams(set(teams) - (principal.teams or frozenset())).values():
+    for message in deps.books.teams.unknown(set(teams) - (principal.teams or frozenset())).values():
         raise Refusal(slug, message)
 
 

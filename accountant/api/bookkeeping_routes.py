@@ -263,7 +263,7 @@ def keep_draft(
 ) -> DraftLine:
     """Keeps the amounts by team of the month's time up to the last whole hour, so that it can be told later what
     changed since. Keep one whenever you send a draft."""
-    return DraftLine.of(deps.books.draft(Month.parse(month), principal.actor, request.reason))
+    return DraftLine.of(deps.books.drafts.keep(Month.parse(month), principal.actor, request.reason))
 
 
 class ChangesParams(Params):
@@ -283,7 +283,7 @@ def month_changes(
     corrections, credits and charges."""
     now, teams = deps.clock.wall_ms(), principal.teams
     since = None if params.since is None else edge("since", params.since, deps.settings.zone, now)
-    found = deps.books.changed(Month.parse(month), since)
+    found = deps.books.drafts.changes(Month.parse(month), since)
     return ChangesAnswer(
         month=found.month,
         since_ms=found.since_ms,

@@ -50,7 +50,7 @@ def checklist(
 
     metered = percent(due.coverage) if due.recorded else "nothing"
     late = _late_nodes(deps, start, min(end, now))
-    drafts = deps.books.drafts(month)
+    drafts = deps.books.drafts.of(month)
     invoice = deps.books.invoices.newest(month)
     lines = [
         ChecklistLine(

@@ -344,7 +344,7 @@ def put_policy(
             " quotas.policies in the accountant's settings",
         )
     version = deps.ledger.put_policy(policy, deps.clock.wall_ms(), principal.actor)
-    deps.books.warn_of_unknown_teams("budgets of the policy", (budget.team for budget in policy.budgets))
+    deps.books.teams.warn_of_unknown("budgets of the policy", (budget.team for budget in policy.budgets))
     return version
 
 

@@ -11,22 +11,18 @@ read the journal. Invoices, and price books for open months, can be recorded at 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
-from typing import Final, Literal
-
-import structlog
+from dataclasses import replace
+from typing import Literal
 
 from accountant.billing.cost_allocation import statement
-from accountant.billing.statements import BookedItems, Closing, Correction, Statement, as_text, for_teams
+from accountant.billing.statements import BookedItems, Closing, Correction, Statement, for_teams
 from accountant.bookkeeping.act_contents import (
     ENTRIES,
-    booked_by,
     closed_statement,
     closing_act,
     corrections_act,
-    draft_of,
     fold_acts,
 )
 from accountant.bookkeeping.corrections_and_adjustments import (
@@ -39,18 +35,7 @@ from accountant.bookkeeping.corrections_and_adjustments import (
 )
 from accountant.bookkeeping.invoice_reconciliation import Invoice
 from accountant.bookkeeping.invoices_and_credits import Credits, Invoices
-from accountant.bookkeeping.month_changes import (
-    DraftAmounts,
-    MonthChanges,
-    MonthDraft,
-    changes,
-    charged,
-    newest_draft,
-    of_bookings,
-    of_prices,
-    of_records,
-    told_in,
-)
+from accountant.bookkeeping.known_teams import KnownTeams
 from accountant.bookkeeping.month_closing import (
     CannotClose,
     ClosedMonth,
@@ -65,23 +50,22 @@ from accountant.bookkeeping.month_closing import (
     refuse_unless_acknowledged,
     waiting_elsewhere,
 )
+from accountant.bookkeeping.month_drafts import Drafts
 from accountant.bookkeeping.price_book_versions import BookVersion, ComposedPriceBook, PriceBooks
-from accountant.core.periods import Month, local_date, zone
+from accountant.core.periods import Month, zone
 from accountant.ledger.journal import NewAct, record
 from accountant.ledger.protocols import MOST_QUARANTINED, Ledger, Moment, Quarantined
 from accountant.prices.price_book import PriceBook
-from accountant.wire.policy_models import IDLE, UNASSIGNED
 from gputally.base.clock import Clock
-from gputally.base.instants import midnight_ms
-from gputally.base.near_names import nearest, shown
-from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
-
-MOST_DRAFTS: Final = 1_000
-"""Drafts of one month; more than one an hour."""
+from gputally.base.units import MS_PER_DAY
 
 
 class Bookkeeper:
     """Closes, reopens, publishes, corrects and prices months.
+
+    These belong together: a close looks for late changes of earlier months, a price corrects a closed month, and each
+    is recorded against the one state of the journal that its rules have seen. What can be understood without a close
+    has a class of its own: `prices`, `invoices`, `credits`, `drafts` and `teams`.
 
     timezone: the time zone of the months.
     grace_days: how long after its end a month waits for late records.
@@ -99,6 +83,8 @@ class Bookkeeper:
         self.prices = PriceBooks(ledger, lambda book: refuse_other_currency(self.books(), book.currency))
         self.invoices = Invoices(ledger, self.prices, clock, timezone, self.books)
         self.credits = Credits(ledger, self.prices, clock, timezone, self.books)
+        self.drafts = Drafts(ledger, self.prices, clock, timezone, self.kept)
+        self.teams = KnownTeams(ledger, clock, timezone, self.books)
         self._books: ClosedMonths | None = None
         self.waiting: tuple[Proposal, ...] = ()
         """The proposals found at the last check."""
@@ -120,36 +106,6 @@ class Bookkeeper:
         """The end of the newest closed month, 0 if there is none. Labels of time before it do not change."""
         latest = self.books().latest
         return Month.parse(latest.month).span(self._zone)[1] if latest else 0
-
-    def known_teams(self) -> frozenset[str]:
-        """Every team that a record, a policy, an adjustment, a queue or a namespace names, now or in the past."""
-        now, status = self._clock.wall_ms(), self._ledger.status()
-        first, newest = status.extent
-        # A lake accepts only spans that begin at a whole hour, as midnight does.
-        start = midnight_ms(local_date(first, self._zone), self._zone)
-        in_records: set[str] = set()
-        if newest:
-            with self._ledger.moment(start, now) as moment:
-                in_records = {team for (team,) in moment.usage((start, now), ("team",)).row_keys()}
-        in_policies = {
-            queue.team for version in status.policies(0, now + 1) for queue in version.policy.queues if queue.team
-        }
-        adjusted = {adjustment.team for adjustment in self.books().adjustments}
-        return frozenset(in_records | in_policies | adjusted | status.teams) - {IDLE, UNASSIGNED, ""}
-
-    def unknown_teams(self, teams: Iterable[str]) -> dict[str, str]:
-        """What to tell about each of these teams that nothing names (`known_teams`)."""
-        unchecked = {*teams} - {IDLE, UNASSIGNED} - self._ledger.status().teams
-        known = self.known_teams() if unchecked else frozenset()
-        return {team: f"no team {shown(team)} is known{nearest(team, known)}" for team in sorted(unchecked - known)}
-
-    def warn_of_unknown_teams(self, what: str, teams: Iterable[str | None]) -> None:
-        """Log teams that nothing names, unless no team is known at all, as in a new ledger. what: names them."""
-        unknown = self.unknown_teams(team for team in teams if team is not None)
-        if unknown and self.known_teams():
-            structlog.get_logger("accountant.teams").warning(
-                "unknown_teams_named", what=what, teams=sorted(unknown), reasons=[*unknown.values()]
-            )
 
     def status(self, month: Month, books: ClosedMonths | None = None) -> Status:
         """The present status of a month."""
@@ -195,74 +151,6 @@ class Bookkeeper:
         if books.of(str(month)) is not None:
             return []
         return self._draft(month, books, proposals)[1]
-
-    def measured(self, month: Month, book: PriceBook | None, until_ms: int | None = None) -> Statement:
-        """The statement of a month's present records at the prices of `book`, without the items booked in it.
-
-        until_ms: the end of its time; None: now, or the month's end."""
-        start, end = month.span(self._zone)
-        end = max(start, min(end, self._clock.wall_ms() if until_ms is None else until_ms))
-        with self._ledger.moment(start, end) as moment:
-            return statement(moment, book, start, end, self._timezone)
-
-    def draft(self, month: Month, who: str, reason: str = "") -> MonthDraft:
-        """Keeps what an open month charges for its time up to the last whole hour. Raises CannotClose."""
-        if self.kept(month) is not None:
-            raise CannotClose(f"{month} is closed: its amounts do not change any more")
-        start, end = month.span(self._zone)
-        now, book = self._clock.wall_ms(), self.prices.current
-        until = min(end, now - now % MS_PER_HOUR)
-        if until <= start:
-            raise CannotClose(f"{month} has no whole hour yet that a draft could keep")
-        if book is None:
-            raise CannotClose("there is no price book, so the month has no amounts: set `prices: FILE`")
-        if len(self.drafts(month)) >= MOST_DRAFTS:
-            raise CannotClose(
-                f"{month} has {MOST_DRAFTS:,} drafts already, and more are not kept: compare with one of them"
-            )
-        amounts = DraftAmounts(until, book.version, book.currency, charged(self.measured(month, book, until)))
-        content = json.dumps(asdict(amounts), default=as_text)
-        (act,) = record(self._ledger, [NewAct(now, "drafted", str(month), who, reason, content)], None)
-        return draft_of(act)
-
-    def drafts(self, month: Month) -> list[MonthDraft]:
-        """The drafts of a month, oldest first."""
-        with self._ledger.moment() as moment:
-            return [draft_of(act) for act in moment.acts("drafted", subject=str(month))]
-
-    def changed(self, month: Month, since_ms: int | None = None) -> MonthChanges:
-        """What changed the amounts of a month since the newest draft.
-
-        since_ms: the newest draft at this instant or before counts; without one only acts from this instant on, or the
-        month's start, and prices are known."""
-        draft = newest_draft(self.drafts(month), since_ms)
-        since = draft.at_ms if draft is not None else month.span(self._zone)[0] if since_ms is None else since_ms
-        with self._ledger.moment() as moment:
-            acts = moment.acts("corrected", "adjusted", after=0 if draft is None else draft.act)
-        found = [
-            change for act in acts if draft is not None or act.at_ms >= since
-            for change in of_bookings(month, act, *booked_by(act))
-        ]  # fmt: skip
-        kept, latest, then = self.kept(month), self.prices.latest, self._prices_at(draft, since)
-        currency = kept.currency if kept is not None else self.prices.current.currency if self.prices.current else None
-        if draft is not None:
-            by_records = (
-                of_records(self, month, draft, then)
-                if kept is None
-                else changes("records", draft.amounts.charged, charged(kept))
-            )
-            found += told_in(by_records, draft.amounts.currency, currency)
-        if kept is None and then is not None and latest is not None:
-            found += of_prices(self, month, then, latest)
-        found.sort(key=lambda one: (-(one.at_ms or 0), -(one.act or 0), one.cause, one.team))
-        return MonthChanges(month=str(month), since_ms=since, draft=draft, currency=currency, changes=tuple(found))
-
-    def _prices_at(self, draft: MonthDraft | None, since_ms: int) -> PriceBook | None:
-        """The prices of a draft, or those in force at an instant."""
-        if draft is not None:
-            return self.prices.of(draft.amounts.price_book_version)
-        before = [one for one in self.prices.versions if one.at_ms < since_ms]
-        return before[-1].book if before else None
 
     def preview(self, month: Month, book: PriceBook) -> tuple[Statement, Statement]:
         """The month's statement at the present prices, and at the prices of `book`.

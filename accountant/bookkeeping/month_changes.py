@@ -7,10 +7,10 @@ and charges) recorded since. Without a draft only acts and prices are known."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from accountant.billing.statements import Adjustment, Correction, Statement
 from accountant.bookkeeping.price_book_versions import BookVersion
@@ -80,14 +80,6 @@ class MonthChanges:
     changes: tuple[AmountChange, ...]
 
 
-class MonthKeeper(Protocol):
-    """What is asked of the bookkeeper."""
-
-    def measured(self, month: Month, book: PriceBook | None, until_ms: int | None = None) -> Statement:
-        """The statement of an open month's records up to an instant, without what is booked beside them."""
-        ...
-
-
 def newest_draft(drafts: Iterable[MonthDraft], since_ms: int | None) -> MonthDraft | None:
     """The newest draft, or the newest one that was kept at an instant or before."""
     known = [draft for draft in drafts if since_ms is None or draft.at_ms <= since_ms]
@@ -109,13 +101,6 @@ def of_bookings(
             )
 
 
-def of_records(keeper: MonthKeeper, month: Month, draft: MonthDraft, then: PriceBook | None) -> Iterator[AmountChange]:
-    """The changes of an open month since a draft by its records. then: the price book of the draft."""
-    past, whole = keeper.measured(month, then, draft.amounts.until_ms), keeper.measured(month, then)
-    yield from changes("late records", draft.amounts.charged, charged(past))
-    yield from changes("use since then", charged(past), charged(whole))
-
-
 def told_in(rows: Iterable[AmountChange], currency: str, now: str | None) -> Iterator[AmountChange]:
     """The changes by records, whose amounts are in the currency of the draft. They have none in a month whose amounts
     are now in another currency."""
@@ -123,15 +108,16 @@ def told_in(rows: Iterable[AmountChange], currency: str, now: str | None) -> Ite
         yield row if currency == now else replace(row, amount=None, reason=f"in {currency}, not in {now}")
 
 
-def of_prices(keeper: MonthKeeper, month: Month, then: PriceBook, now: BookVersion) -> Iterator[AmountChange]:
-    """The difference of an open month's present records at other prices. now: those in force."""
+def of_prices(measured: Callable[[PriceBook], Statement], then: PriceBook, now: BookVersion) -> Iterator[AmountChange]:
+    """The difference of an open month's present records at other prices.
+
+    measured: returns the statement of the records at the prices of a book. now: those in force."""
     if then.version == now.version:
         return
     if then.currency == now.book.currency:
-        of_then, of_now = (charged(keeper.measured(month, book)) for book in (then, now.book))
-        rows = list(changes("prices", of_then, of_now))
+        rows = list(changes("prices", charged(measured(then)), charged(measured(now.book))))
     else:  # amounts of two currencies have no difference
-        rows = [AmountChange(team, "prices", None) for team in charged(keeper.measured(month, now.book))]
+        rows = [AmountChange(team, "prices", None) for team in charged(measured(now.book))]
     told = "" if then.currency == now.book.currency else f"in {now.book.currency}, before in {then.currency}"
     for row in rows:
         yield replace(row, at_ms=now.at_ms, act=now.number, reason=told or now.reason, who=now.who)

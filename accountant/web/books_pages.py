@@ -182,7 +182,7 @@ def steps(
     calendar_month = month_and_decision_pages.month_of(deps, month)
     objections = deps.books.standing(calendar_month, deps.proposals())
     since_ms = None if params.since is None else edge("since", params.since, deps.settings.zone, deps.clock.wall_ms())
-    status, book, drafts = deps.books.status(calendar_month), deps.book(), deps.books.drafts(calendar_month)
+    status, book, drafts = deps.books.status(calendar_month), deps.book(), deps.books.drafts.of(calendar_month)
     shown = None
     if params.team and principal.may("admin"):
         new = _adjustment(deps, principal, calendar_month, params.model_dump(exclude={"since"}))
@@ -208,7 +208,7 @@ def _changed(deps: Deps, month: Month, since_ms: int | None) -> MonthChanges:
     closed = deps.books.kept(month) is not None
     key = ("changes", month, since_ms, page_queries.books(deps))
     found: MonthChanges = deps.answers.ask(
-        key, lambda: deps.books.changed(month, since_ms), (lambda: None) if closed else None
+        key, lambda: deps.books.drafts.changes(month, since_ms), (lambda: None) if closed else None
     ).value
     return found
 
@@ -239,7 +239,7 @@ async def step(request: Request, month: str, deps: AppDeps) -> Response:
             case "reopen":
                 deps.books.reopen(calendar_month, who, reason)
             case "draft":
-                deps.books.draft(calendar_month, who, reason)
+                deps.books.drafts.keep(calendar_month, who, reason)
                 return f"/invoices/{calendar_month}#changed"
             case "adjust":
                 deps.books.credits.adjust(_adjustment(deps, principal, calendar_month, fields), who)

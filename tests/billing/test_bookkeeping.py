@@ -419,7 +419,7 @@ def test_a_closed_month_is_billed_again_only_if_something_of_it_has_changed(clos
     looked = counted.opened
     assert keeper.new_proposals() == []
     assert counted.opened == looked, "nothing has changed since"
-    keeper.draft(NOV, "ada")
+    keeper.drafts.keep(NOV, "ada")
     looked = counted.opened
     assert keeper.new_proposals() == []
     assert counted.opened == looked, "a draft of another month changes no closed one"

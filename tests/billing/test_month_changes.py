@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.bookkeeping import bookkeeper
+from accountant.bookkeeping import month_drafts
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.bookkeeping.month_closing import CannotClose
@@ -38,19 +38,19 @@ def credit(amount, team="vision", month="2026-11"):
 
 
 def told(keeper, month=NOV, since=None):
-    return {(one.cause, one.team): one.amount for one in keeper.changed(month, since).changes}
+    return {(one.cause, one.team): one.amount for one in keeper.drafts.changes(month, since).changes}
 
 
 def test_each_cause_has_its_part():
     ledger, keeper, clock = keeper_of(held("2026-11-08", "2026-11-09", team="nlp"))
-    draft = keeper.draft(NOV, "ada", "sent to the teams")
+    draft = keeper.drafts.keep(NOV, "ada", "sent to the teams")
     assert (draft.amounts.until_ms, draft.amounts.charged) == (at("2026-11-10T12:00"), {"nlp": Decimal("48.00")})
     clock.advance_to(at("2026-11-11"))
     ledger.add(held("2026-11-07", "2026-11-07T10:00", team="vision"))  # late
     ledger.add(held("2026-11-10T12:00", "2026-11-10T15:00", team="vision"))  # since
     keeper.prices.take(book("3.00"), "put", "ada", "a new contract", clock.wall_ms())
     keeper.credits.adjust(credit("-5"), "ada")
-    found = keeper.changed(NOV)
+    found = keeper.drafts.changes(NOV)
     assert found.draft == draft
     assert {(one.cause, one.team): one.amount for one in found.changes} == {
         ("late records", "vision"): Decimal("20.00"),
@@ -97,13 +97,13 @@ def test_the_changes_of_a_team_add_up_to_the_difference(before, since):
             elif name == "wait":
                 clock.advance(values[0] * HOUR_MS // 5)
             else:
-                keeper.draft(NOV, "ada")
+                keeper.drafts.keep(NOV, "ada")
 
     happen(before)
-    draft, booked = keeper.draft(NOV, "ada"), keeper.month(NOV).adjustments
+    draft, booked = keeper.drafts.keep(NOV, "ada"), keeper.month(NOV).adjustments
     clock.advance(1)
     happen([event for event in since if event[0] != "draft"])
-    now, found = keeper.month(NOV).due, keeper.changed(NOV, draft.at_ms)
+    now, found = keeper.month(NOV).due, keeper.drafts.changes(NOV, draft.at_ms)
     assert found.draft == draft
     for team in ("vision", "nlp"):
         then = [draft.amounts.charged.get(team, Decimal(0)), *(one.amount for one in booked if one.team == team)]
@@ -118,7 +118,7 @@ def test_without_a_draft_only_acts_and_prices_are_known():
     ledger.add(held("2026-11-07", "2026-11-07T10:00", team="vision"))
     keeper.credits.adjust(credit("-5"), "ada")
     keeper.prices.take(book("3.00"), "put", "ada", "", clock.wall_ms())
-    found = keeper.changed(NOV, before)
+    found = keeper.drafts.changes(NOV, before)
     assert (found.draft, found.since_ms) == (None, before)
     assert told(keeper, since=before) == {
         ("credit or charge", "vision"): Decimal(-5), ("prices", "nlp"): Decimal("24.00"),
@@ -128,19 +128,19 @@ def test_without_a_draft_only_acts_and_prices_are_known():
 
 def test_the_newest_draft_at_the_instant_or_before_counts():
     _, keeper, clock = keeper_of(held("2026-11-08", "2026-11-20", team="nlp"))
-    first = keeper.draft(NOV, "ada")
+    first = keeper.drafts.keep(NOV, "ada")
     clock.advance(24 * HOUR_MS)
-    second = keeper.draft(NOV, "ada")
-    assert keeper.changed(NOV).draft == second
-    assert keeper.changed(NOV, second.at_ms - 1).draft == first
-    assert keeper.changed(NOV, first.at_ms - 1).draft is None
-    assert keeper.drafts(NOV) == [first, second]
-    assert keeper.drafts(OCT) == []
+    second = keeper.drafts.keep(NOV, "ada")
+    assert keeper.drafts.changes(NOV).draft == second
+    assert keeper.drafts.changes(NOV, second.at_ms - 1).draft == first
+    assert keeper.drafts.changes(NOV, first.at_ms - 1).draft is None
+    assert keeper.drafts.of(NOV) == [first, second]
+    assert keeper.drafts.of(OCT) == []
 
 
 def test_prices_in_another_currency_have_no_difference():
     ledger, keeper, clock = keeper_of(held("2026-11-08", "2026-11-09", team="nlp"))
-    keeper.draft(NOV, "ada")
+    keeper.drafts.keep(NOV, "ada")
     ledger.add(held("2026-11-07", "2026-11-07T10:00", team="vision"))  # late
     ledger.add(held("2026-11-10T12:00", "2026-11-10T12:30", team="nlp"))  # since
     clock.advance(HOUR_MS)
@@ -149,38 +149,38 @@ def test_prices_in_another_currency_have_no_difference():
         ("prices", "nlp"): None, ("prices", "vision"): None,
         ("late records", "vision"): None, ("use since then", "nlp"): None,
     }  # fmt: skip
-    assert (keeper.changed(NOV).currency, told(keeper)) == ("EUR", expected)
+    assert (keeper.drafts.changes(NOV).currency, told(keeper)) == ("EUR", expected)
     clock.advance_to(at("2026-12-20"))
     keeper.close(NOV, "ada", "a test", ["coverage"])
     assert told(keeper) == {("records", "nlp"): None, ("records", "vision"): None}
 
 
 def test_a_month_keeps_a_bounded_number_of_drafts(monkeypatch):
-    monkeypatch.setattr(bookkeeper, "MOST_DRAFTS", 2)
+    monkeypatch.setattr(month_drafts, "MOST_DRAFTS", 2)
     _, keeper, _ = keeper_of(held("2026-11-08", "2026-11-09", team="nlp"))
     for _ in range(2):
-        keeper.draft(NOV, "ada")
+        keeper.drafts.keep(NOV, "ada")
     with pytest.raises(CannotClose):
-        keeper.draft(NOV, "ada")
-    assert len(keeper.drafts(NOV)) == 2
+        keeper.drafts.keep(NOV, "ada")
+    assert len(keeper.drafts.of(NOV)) == 2
 
 
 def test_a_month_that_was_closed_since_is_compared_with_what_it_states():
     ledger, keeper, clock = keeper_of(held("2026-11-08", "2026-11-09", team="nlp"))
-    keeper.draft(NOV, "ada")
+    keeper.drafts.keep(NOV, "ada")
     ledger.add(held("2026-11-10T11:00", "2026-11-10T16:00", team="vision"))
     clock.advance_to(at("2026-12-20"))
     keeper.close(NOV, "ada", "a test", ["coverage"])
     ledger.add(held("2026-11-07", "2026-11-07T10:00", team="vision"))  # waits for a decision
     assert told(keeper) == {("records", "vision"): Decimal("10.00")}
     with pytest.raises(CannotClose):
-        keeper.draft(NOV, "ada")
+        keeper.drafts.keep(NOV, "ada")
 
 
 def test_a_month_that_has_not_begun_has_no_draft():
     _, keeper, _ = keeper_of(now_ms=at("2026-11-01T00:10"))
     with pytest.raises(CannotClose):
-        keeper.draft(NOV, "ada")
+        keeper.drafts.keep(NOV, "ada")
 
 
 def test_late_records_of_a_closed_month_are_told_in_the_month_in_which_they_are_booked():
@@ -199,5 +199,5 @@ def test_late_records_of_a_closed_month_are_told_in_the_month_in_which_they_are_
         NOV: {("correction", "vision"): Decimal("20.00")},
         DEC: {("correction", "vision"): Decimal("6.00")},
     }
-    (late,) = keeper.changed(DEC, since).changes
+    (late,) = keeper.drafts.changes(DEC, since).changes
     assert "2026-10" in late.reason
