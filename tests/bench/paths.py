@@ -1,5 +1,6 @@
 """What users wait for most often, in processor time and with input that changes: a controller's cycle while usage
-moves, windows that end now, first requests, batches with pod facts, divisions of few queues, an agent's step, starts.
+moves, windows that end now, first requests, batches with pod facts, reports of epochs, divisions of few queues, an
+agent's step, starts.
 
 It takes some seconds and is made for `make bench ARGS="paths --against REV"`: only ratios of one run are firm. A fast
 path that answers the same question twice shows in none of these figures."""
@@ -20,6 +21,7 @@ from pathlib import Path
 from tests.bench.figure import Figure, cpu_seconds, median_cpu_seconds
 
 NODES, GPUS, HOURS, STARTS = 8, 8, 16, 3
+EPOCH_JOBS, EPOCHS = 400, 25
 """The least of several repetitions is what other load disturbs least."""
 COMMANDS = ("agent", "accountant", "jobs", "fairshare", "demo")
 
@@ -98,6 +100,26 @@ def _ledger() -> Iterator[Figure]:
     yield Figure("month report, again", min(page_again) * 1e3, "ms")
 
 
+def _epochs() -> Iterator[Figure]:
+    """Training jobs report the end of an epoch each time that the inventory is read."""
+    from accountant.ledger.protocols import EpochReport, JobKey
+    from accountant.storage.duckdb_ledger import open_ledger
+    from gputally.base.clock import VirtualClock
+    from tests.bench import load
+
+    jobs = [JobKey("bench", f"ns-{job % 50}", f"Job/run-{job}") for job in range(EPOCH_JOBS)]
+    clock, spent = VirtualClock(load.BEGIN_MS), []
+    with tempfile.TemporaryDirectory() as folder, closing(open_ledger(Path(folder) / "ledger.duckdb", clock)) as ledger:
+        for epoch in range(EPOCHS):
+            clock.advance_to(load.BEGIN_MS + (epoch + 1) * 60_000)
+            ledger.report_epochs([EpochReport(job, epoch, clock.wall_ms(), "") for job in jobs], clock.wall_ms())
+        for at in range(0, EPOCH_JOBS, 4):
+            clock.advance_to(clock.wall_ms() + 10_000)
+            new = [EpochReport(job, EPOCHS, clock.wall_ms(), "") for job in jobs[at : at + 4]]
+            spent.append(cpu_seconds(partial(ledger.report_epochs, new, clock.wall_ms())))
+    yield Figure(f"ledger: stores 4 epochs beside {EPOCHS * EPOCH_JOBS:,}", statistics.median(spent) * 1e3, "ms")
+
+
 def _divisions() -> Iterator[Figure]:
     from fairshare.laws.division import divide
     from tests.bench.division import case
@@ -153,4 +175,4 @@ def _cpu_of(command: list[str]) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-GROUPS = (_cycle, _ledger, _divisions, _agent_step, _starts)
+GROUPS = (_cycle, _ledger, _epochs, _divisions, _agent_step, _starts)

@@ -131,7 +131,14 @@ def write_acts(cursor: Cursor, acts: Sequence[NewAct], seen: int) -> list[Act]:
 
 _JOB = pa.schema([("cluster", pa.string()), ("namespace", pa.string()), ("job", pa.string())])
 _PROGRESS = pa.schema(
-    [*_JOB, ("epoch", pa.int64()), ("at_ms", pa.int64()), ("received_ms", pa.int64()), ("who", pa.string())]
+    [
+        *_JOB,
+        ("epoch", pa.int64()),
+        ("at_ms", pa.int64()),
+        ("received_ms", pa.int64()),
+        ("who", pa.string()),
+        ("number", pa.int64()),
+    ]
 )
 
 
@@ -143,7 +150,10 @@ def write_epochs(cursor: Cursor, reports: Iterable[EpochReport], now_ms: int, mo
         at = report.key, report.epoch
         if at not in earliest or report.at_ms < earliest[at].at_ms:
             earliest[at] = report
-    known = {(one.key, one.epoch): one.at_ms for one in read_epochs(cursor, of={key for key, _ in earliest})}
+    known: dict[tuple[JobKey, int], int] = {}
+    for *job, epoch, at_ms in cursor.rows("known_epochs", {"jobs": sorted({key.job for key, _ in earliest})}):
+        at = JobKey(*job), epoch
+        known[at] = min(at_ms, known.get(at, at_ms))
     count = Counter(key for key, _ in known)
     rows: list[tuple[object, ...]] = []
     for (key, epoch), report in sorted(earliest.items()):
@@ -154,7 +164,8 @@ def write_epochs(cursor: Cursor, reports: Iterable[EpochReport], now_ms: int, mo
         if (before is None and count[key] <= most) or (before is not None and at_ms < before):
             rows.append((*key, epoch, at_ms, now_ms, report.who))
     if rows:
-        cursor.rows("add_progress", incoming=record_columns.column_table(_PROGRESS, rows))
+        (last,) = cursor.run("SELECT coalesce(max(number), 0) FROM progress")[0]
+        add(cursor, "progress", _PROGRESS, [(*row, number) for number, row in enumerate(rows, last + 1)])
     return len(rows)
 
 
