@@ -11,9 +11,9 @@ import pytest
 # Brought by the group `real`; this module is collected by `make test` too, where it is deselected.
 pytest.importorskip("playwright", reason="make test-real installs the browser driver", exc_type=ImportError)
 
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
+from tests.browser.axe import violations
 from tests.browser.demo_pages import Site, chromium, demo_site
 
 pytestmark = pytest.mark.real
@@ -88,6 +88,8 @@ def test_the_page_is_whole_quiet_and_asks_nobody_else(visit: RequestContext, sit
     assert [url for url in visit.asked if not url.startswith((site.url, site.controller.url, "file:", "data:"))] == []
     assert visit.page.title()
     assert visit.page.locator("h1").count() == 1
+    names = visit.page.evaluate("[...document.querySelectorAll('[id]')].map((one) => one.id)")
+    assert len(names) == len({*names})
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -104,7 +106,7 @@ def test_nothing_runs_out_of_the_page(visit: RequestContext, scheme: Scheme) -> 
 def test_axe_finds_nothing(visit: RequestContext, scheme: Scheme) -> None:
     """WCAG 2 A and AA: names, roles, contrast, order, landmarks."""
     visit.page.emulate_media(color_scheme=scheme)
-    found = Axe().run(visit.page, options=AXE if scheme == "light" else AXE_ON_COLOURS).response["violations"]
+    found = violations(visit.page, AXE if scheme == "light" else AXE_ON_COLOURS)
     assert [f"{rule['id']}: {node['html'][:120]}" for rule in found for node in rule["nodes"][:3]] == []
 
 
@@ -123,7 +125,7 @@ def test_on_a_phone_the_menu_is_one_row_that_opens_and_closes_with_the_keyboard(
         assert entries.first.is_visible()
         page.keyboard.press("Tab")
         assert entries.first.evaluate("link => link === document.activeElement")
-        assert Axe().run(page, options=AXE).response["violations"] == []
+        assert violations(page, AXE) == []
         button.press("Enter")
         assert not entries.first.is_visible()
         page.set_viewport_size({"width": WIDTHS["desk"], "height": 900})
@@ -208,7 +210,7 @@ def test_the_form_is_checked_while_it_is_typed_and_leads_to_file_and_preview(
         page.wait_for_selector('[name="queues.0.weight"][aria-invalid=true]')
         assert page.locator('[id="b-queues.0.weight"]').inner_text() == "must be at least 0"
         assert page.locator("#verdict-head").inner_text() == "1 fault"
-        assert Axe().run(page, options=AXE).response["violations"] == []
+        assert violations(page, AXE) == []
         page.keyboard.press("Control+A")
         page.keyboard.type("7")
         page.wait_for_selector("#verdict-head:has-text('can be used')")
@@ -232,7 +234,7 @@ def test_the_form_is_checked_while_it_is_typed_and_leads_to_file_and_preview(
         assert page.locator("h1").inner_text() == "The change"
         for said in ("weight: 7", "name: all", "limit: 5000", "wait: 2m"):
             assert said in page.locator("pre.diff").inner_text()
-        assert Axe().run(page, options=AXE).response["violations"] == []
+        assert violations(page, AXE) == []
         wide, shown = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
         assert wide <= shown
         assert visit.said == []  # before the download: to the browser that is a navigation that failed
