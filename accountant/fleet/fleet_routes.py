@@ -392,7 +392,7 @@ async def overview(
         shares = page_rows.account_rows(whole)
         return _page(
             request, deps, "fleet.html", found.as_of_ms,
-            exports=[export for export in exports().values() if export.name not in _OWN_FORMATS],
+            lines="csv" in exports(), exports=[one for one in exports().values() if one.name not in _OWN_FORMATS],
             summary=summary, ledgers=sorted(summary.ledgers, key=lambda one: (-(one.due or 0), one.ledger)),
             teams=_teams(summary.teams), shares=shares, whole_us=whole.total,
             bar=charts.accounts(shares, f"Capacity of all clusters in {summary.month}") if whole.total else "",

@@ -302,7 +302,7 @@ def schedulers() -> Mapping[str, SchedulerPlugin]:
             _log.warning("the scheduler %s of the package %s is left out: %s", one.name, one.package, one.fault)
     found = usable(SEAM, SchedulerPlugin)
     if not found:
-        _log.error("no scheduler is known, so pods have no queues: gputally is not installed as a package here")
+        _log.error("no scheduler is installed as a package here, so pods have no queues")
     return found
 
 

@@ -25,7 +25,7 @@ from agent.commands.top_command import parse as live_prices
 from fairshare.controller.policy_file import advice
 from gputally.base import yaml_file
 from gputally.base.yaml_file import Document, FileFault
-from gputally.kubernetes.scheduler_plugins import schedulers
+from gputally.kubernetes.pod_queue_labels import ACCOUNTS
 from gputally.server.config_loading import validate
 from gputally.server.tokens_and_grants import Callers
 
@@ -34,9 +34,8 @@ ROW = {
     "id": "h100", "model": "H100", "price": "2.85", "per": "gpu-hour", "valid_from": "2026-01-01", "source": "contract",
     "as_of": "2026-01-01", "basis": "whole-instance",
 }  # fmt: skip
-PREFIX = next(prefix for one in schedulers().values() for prefix in one.prefixes)
 QUEUES = [
-    {"name": name, "deserved": 1, "refs": [f"{PREFIX}:{name}"], "team": name}
+    {"name": name, "deserved": 1, "refs": [f"{ACCOUNTS}:{name}"], "team": name}
     for name in ("research", "vision", "language", "serving", "teaching")
 ]
 WHOLE: Mapping[str, Mapping[str, Any]] = {

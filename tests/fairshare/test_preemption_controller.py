@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -21,7 +22,7 @@ from fairshare.preemption.preemption_controller import (
     NotPossible,
     latency_reason,
 )
-from fairshare.preemption.preemption_cycle import replay_verdicts
+from fairshare.preemption.preemption_cycle import condition, replay_verdicts
 from fairshare.preemption.preemption_types import PreemptionCall
 from fairshare.preemption.service_latency_objectives import (
     Alarms,
@@ -106,6 +107,14 @@ def test_a_dry_run_records_the_same_decision_once_and_stops_no_pod(controller: M
     assert {(event.reason, event.type) for event in cluster.events if event.kind == POD} == {
         ("WouldBePreempted", "Normal")
     }
+
+
+def test_while_the_victims_of_an_earlier_cycle_stop_the_condition_says_so(controller: Make) -> None:
+    (target,) = controller(_borrowing()).cycle().targets
+    assert condition(target.preemption).reason == "AsDecided"
+    found = condition(replace(target.preemption, stopping=("Pod/ns/a0",)))
+    assert (found.status, found.reason) == ("True", "Stopping")
+    assert "Pod/ns/a0" in found.message
 
 
 def test_off_decides_nothing(controller: Make) -> None:

@@ -31,7 +31,6 @@ from fairshare.web.policy_form import (
 )
 from gputally.base.yaml_file import parse
 from tests.fairshare import samples
-from tests.plugin_cases import needs
 
 SAMPLE = samples.policy_text()
 
@@ -329,7 +328,7 @@ window: {kind: tumbling, size: 7d, start: 2026-10-01T00:00:00Z, half_life: 2d, d
          gpu_weights: {H100: 2.5, A100: 1}}
 targets:
   fake: {mode: off}
-  kueue:
+  fake_pods:
     mode: weight  # as before
     apply: enforce
 budgets:
@@ -339,7 +338,7 @@ budgets:
 preemption:
   mode: enforce
   quota: false
-  targets: {kueue: dry-run}
+  targets: {fake_pods: dry-run}
   classes:
     - {name: urgent, value: 1000}
     - {name: never, value: 1, preempts: false}
@@ -368,7 +367,6 @@ def test_the_form_shows_all_that_a_policy_can_say() -> None:
     assert {name for (name,) in leaves(QueuePolicy)} == {each.name for each in QUEUE}
 
 
-@needs("schedulers.kueue")
 def test_everything_stays_as_it_is_and_comes_over_into_an_empty_file() -> None:
     here = standing(EVERYTHING)
     untouched = draft(here, form_of(here))
@@ -383,7 +381,6 @@ def test_everything_stays_as_it_is_and_comes_over_into_an_empty_file() -> None:
     assert "- {name: b-hours, queue: b, limit: 500, exhausted: no-over-quota}\n" in found.text
 
 
-@needs("schedulers.kueue")
 def test_a_part_with_a_structure_changes_alone() -> None:
     here = standing(EVERYTHING)
     form = form_of(here)
