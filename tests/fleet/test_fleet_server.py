@@ -699,6 +699,7 @@ class _Once(VirtualClock):
         return bool(stop.wait()) if self._turns > 1 else False
 
 
+@needs("engines.duckdb")  # the only one that reads a lake here, without a server
 def test_the_command_serves_until_it_is_asked_to_end(two: TwoLedgers, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "gputally", "fleet", "serve", "--lake", two.warehouse, "--auth", "off"]
     log = tmp_path / "log"
