@@ -54,7 +54,7 @@ from accountant.ledger.usage import HELD, PRICED_BY, EarlierSpan, Usage, Where
 from accountant.prices.price_book import Price, PriceBook
 from accountant.prices.unit_prices import Place, pieces
 from accountant.wire.list_order import in_order
-from accountant.wire.option_types import JobKind, JobState, Order
+from accountant.wire.option_types import JobKind, JobState, Order, job_kind
 from accountant.wire.usage_cost_and_job_models import (
     Accounts,
     Dimension,
@@ -470,7 +470,7 @@ class JobList:
             queues=_names(queue for _, queue in pods.payers),
             users=_names(time.key[4] for time in whose) or _names(pods.users),
             state=state,
-            kind=kind_of(key.job),
+            kind=job_kind(key.job),
             pods=pods.pods,
             pods_running=pods.running,
             created_ms=pods.created_ms,
@@ -535,22 +535,6 @@ class JobList:
         return "waiting" if waits else "running"
 
 
-def kind_of(job: str) -> JobKind | None:
-    """The kind of a job, by the name of its object's kind; None if that says nothing, as for a pod without an owner.
-    job: `Kind/name`."""
-    kind = job.partition("/")[0].lower()
-    if kind.endswith(_NOTEBOOKS):
-        return "notebook"
-    if kind.endswith(_SERVICES):
-        return "service"
-    return "batch" if kind.endswith(_BATCH) else None
-
-
-_NOTEBOOKS: Final = ("notebook", "workspace")
-_SERVICES: Final = ("service", "deployment", "replicaset", "statefulset", "daemonset", "workerset")
-_BATCH: Final = ("job", "jobset", "workflow")
-
-
 T = TypeVar("T")
 
 
@@ -578,7 +562,7 @@ def chosen(jobs: JobList, choice: JobChoice, state: JobState | None = None) -> l
         one if not text or _has(one.key, text) else replace(one, pod=of_pods[one.key])
         for one in jobs.figures
         if state in (None, one.state)
-        and (choice.kind is None or kind_of(one.key.job) == choice.kind)
+        and (choice.kind is None or job_kind(one.key.job) == choice.kind)
         and (not choice.idle or jobs.is_idle(one))
         and (not choice.stopped or one.key in jobs.stopped)
         and (not text or _has(one.key, text) or one.key in of_pods)
@@ -607,7 +591,7 @@ _BY_FIGURES: Final[Mapping[str, Callable[[JobFigures], Any]]] = {
     "cluster": lambda one: one.key.cluster,
     "namespace": lambda one: one.key.namespace,
     "state": lambda one: one.state,
-    "kind": lambda one: kind_of(one.key.job),
+    "kind": lambda one: job_kind(one.key.job),
     "cost": lambda one: (one.cost, one.allocated_us),
     "gpu_hours": lambda one: one.allocated_us,
     "idle": lambda one: (one.idle_us, one.allocated_us),

@@ -363,6 +363,8 @@ def _questions(bar: GroupedBar) -> tuple[Choice, ...]:
                                                        "sort": "cost:desc"}),
         ("Teams by month", {"start": _start_of(last), "by": ("team", "month"), "across": "month", "measure": "cost"}),
         ("Cost by GPU model", {"by": ("gpu_model",), "measure": "cost", "columns": ("allocated", "cost", "rate")}),
+        ("Hours of the day, 30 days", {"start": "30d", "by": ("hour_of_day",),
+                                       "columns": ("allocated", "utilisation", "allocated_idle", "unallocated")}),
         ("Nodes that were down, 7 days", {"start": "7d", "by": ("cluster", "node"), "sort": "down:desc",
                                           "measure": "down", "columns": ("capacity", "down", "unmetered")}),
         ("Idle notebooks, 24 h", {"start": "24h", "by": ("user", "job"), "search": "notebook",

@@ -11,12 +11,18 @@ Example: the rack of a node, by a label of the Kubernetes node or by `rack:` in 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from datetime import date
 from typing import Final, Literal, NamedTuple
+
+from accountant.wire.option_types import job_kind
 
 DependsOn = Literal["holder", "cluster", "node", "model", "gpu", "part", "label", "time"]
 """What determines a value: who holds the GPU, its cluster or node, its model, the GPU itself, the MIG instance, what is
 known of the node at the time (a label), or the time itself."""
 _OF_DEVICES: Final[tuple[DependsOn, ...]] = ("cluster", "node", "model", "gpu", "part", "label")
+
+_WEEKDAYS: Final = ("1 Monday", "2 Tuesday", "3 Wednesday", "4 Thursday", "5 Friday", "6 Saturday", "7 Sunday")
+"""Numbered, so that names in order are in the order of the week."""
 
 
 class DeclaredDimension(NamedTuple):
@@ -57,6 +63,11 @@ DIMENSIONS: Final = (
     DeclaredDimension("namespace", "Namespace", "holder", "namespace of the holder", "namespace"),
     DeclaredDimension(
         "job", "Job", "holder", "workload, `Kind/name`; of a pod that stands alone `Pod/name`", "job"
+    ),
+    DeclaredDimension(
+        "kind", "Kind", "holder",
+        "`notebook`, `service`, `batch` (training), or empty if the workload's kind tells none",
+        "job", lambda job: job_kind(job) or "",
     ),
     DeclaredDimension("pod", "Pod", "holder", "name of the holder", "name"),
     DeclaredDimension(
@@ -99,6 +110,14 @@ DIMENSIONS: Final = (
     DeclaredDimension("month", "Month", "time", "local month, `2026-10`", "month"),
     DeclaredDimension("day", "Day", "time", "local day, `2026-10-01`", "day"),
     DeclaredDimension("hour", "Hour", "time", "start of the local hour, `2026-10-01T13`", "hour"),
+    DeclaredDimension(
+        "weekday", "Day of the week", "time", "local day of the week, `1 Monday` to `7 Sunday`", "day",
+        lambda day: _WEEKDAYS[date.fromisoformat(day).weekday()],
+    ),
+    DeclaredDimension(
+        "hour_of_day", "Hour of the day", "time", "local hour of the day, `00:00` to `23:00`", "hour",
+        lambda hour: f"{hour[11:13]}:00",
+    ),
 )  # fmt: skip
 DECLARED: Final = {one.name: one for one in DIMENSIONS}
 

@@ -87,6 +87,9 @@ ORDER_HELP: Final = (
 WaitGroup = Literal["team", "queue", "namespace"]
 JobKind = Literal["notebook", "service", "batch"]
 """notebook: somebody works in it. service: it runs until it is deleted. batch: it ends by itself, as training does."""
+_NOTEBOOKS: Final = ("notebook", "workspace")
+_SERVICES: Final = ("service", "deployment", "replicaset", "statefulset", "daemonset", "workerset")
+_BATCH: Final = ("job", "jobset", "workflow")
 
 MOST: Final = 1e15
 """Maximum for GPUs of a quota and for weights; more is a mistake, and sums might overflow."""
@@ -96,6 +99,17 @@ def is_empty(value: object) -> bool:
     """Whether to leave a field out (`exclude_if`). Empty fields are left out so that a policy without them keeps its
     version, and because older callers refuse unknown keys."""
     return not value
+
+
+def job_kind(job: str) -> JobKind | None:
+    """The kind of a job, by the name of its object's kind; None if that says nothing, as for a pod without an owner.
+    job: `Kind/name`."""
+    kind = job.partition("/")[0].lower()
+    if kind.endswith(_NOTEBOOKS):
+        return "notebook"
+    if kind.endswith(_SERVICES):
+        return "service"
+    return "batch" if kind.endswith(_BATCH) else None
 
 
 @dataclass(frozen=True, slots=True)

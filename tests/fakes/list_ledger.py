@@ -33,7 +33,7 @@ from accountant.ledger.protocols import (
 )
 from accountant.ledger.usage import ACCOUNTS, MEASURES, Usage, UsageMeasure, Where, names_of
 from accountant.prices.price_book import PriceBook
-from accountant.wire.dimensions import OF_LABELS
+from accountant.wire.dimensions import DECLARED, OF_LABELS, OF_TIME, value_of
 from accountant.wire.policy_models import (
     IDLE,
     UNASSIGNED,
@@ -50,13 +50,12 @@ from gputally.base.measures import REPORTED
 from tests.fakes.fixed_status import FixedStatus
 from tests.fakes.memory_journal import MemoryJournal
 
-TIMES = ("month", "day", "hour")
-
 
 @cache
 def _local(dimension: Dimension, at_ms: int, tz: ZoneInfo) -> str:
     name = hour_name(at_ms, tz)
-    return {"hour": name, "day": name[:10], "month": name[:7]}[dimension]
+    of_source = {"hour": name, "day": name[:10], "month": name[:7]}
+    return value_of(dimension, of_source[DECLARED[dimension].source])
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Row:
     gang_waiting: int = 0
 
     def value(self, dimension: Dimension, at_ms: int, tz: ZoneInfo) -> str:
-        if dimension in TIMES:
+        if dimension in OF_TIME:
             return _local(dimension, at_ms, tz)
         default = IDLE if dimension in ("team", "queue") else ""
         return self.names.get(dimension, default)
@@ -139,18 +138,18 @@ class ListLedger(MemoryJournal):
     ) -> Iterator[tuple[tuple[str, ...], dict[str, int]]]:
         """Yield the key and the figures of each part of a row."""
         step = None
-        if {*TIMES} & {*by, *where}:
+        if OF_TIME & {*by, *where}:
             offset = datetime.fromtimestamp(start_ms / 1000, tz).utcoffset()
             step = 900_000 if offset is not None and offset.total_seconds() % 3600 else 3_600_000
-        timed = {name: values for name, values in where.items() if name in TIMES}
-        named = {name: values for name, values in where.items() if name not in TIMES}
+        timed = {name: values for name, values in where.items() if name in OF_TIME}
+        named = {name: values for name, values in where.items() if name not in OF_TIME}
         for row in self.every_row():
             if any(row.value(name, start_ms, tz) not in values for name, values in named.items()):
                 continue
             span = row.end_ms - row.start_ms
             amounts = {name: getattr(row.accounts, name) for name in ACCOUNTS}
             amounts |= _measures(row)
-            told = [None if name in TIMES else row.value(name, start_ms, tz) for name in by]
+            told = [None if name in OF_TIME else row.value(name, start_ms, tz) for name in by]
             for start, end in row.pieces(start_ms, end_ms, step):
                 if any(row.value(name, start, tz) not in values for name, values in timed.items()):
                     continue
