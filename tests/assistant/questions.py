@@ -271,6 +271,17 @@ QUESTIONS = {
         ("accountant", "usage", "--by", "gpu", "--start", "7d"), ("GPU-2", "8.0", "28.0"),
         "usage", {"by": "gpu", "start": "7d"}, {"gpu": "GPU-2", "busy": "8", "allocated_idle": "28"}, lead=True,
     ),
+    "kinds": Question(
+        "What did notebooks cost? (Run:ai)", ("Explore", "by=kind", "Show"), ("notebook", "168.00"),
+        ("accountant", "cost", "--by", "kind"), ("notebook", "168.00"),
+        "cost", {"by": "kind"}, {"kind": "notebook", "cost": "168"}, lead=True,
+    ),
+    "hours of the day": Question(
+        "At which hours of the day are GPUs held, and do nothing? (Grafana)",
+        ("Explore", "Usual questions", "Hours of the day, 30 days"), ("10:00", "9.0", "4.2"),
+        ("accountant", "usage", "--by", "hour_of_day", "--start", "30d"), ("10:00", "4.8", "4.2"),
+        "usage", {"by": "hour_of_day", "start": "30d"}, {"hour_of_day": "10:00", "held": "9"},
+    ),
     "pod": Question(
         "Which pod used how much? (Grafana)", ("Explore", "by=pod", "Show"), ("tune", "8.0"),
         ("accountant", "usage", "--by", "pod"), ("tune", "8.0"),
