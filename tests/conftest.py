@@ -9,6 +9,7 @@ scan them again and again and take a third of the time of the imports."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import re
@@ -49,8 +50,16 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip the import of modules in which every test is `real` if no such test was requested."""
-    if config.getoption("markexpr") != "not real" or collection_path.suffix != ".py":
+    """Skip the import of modules in which every test is `real` if no such test was requested, and of modules without a
+    wanted test."""
+    if collection_path.suffix != ".py":
+        return None
+    wanted = _skipped_elsewhere(config)
+    if wanted is not None:
+        module = collection_path.relative_to(config.rootpath).as_posix()
+        if not any(test.partition("::")[0] == module for test in wanted):
+            return True
+    if config.getoption("markexpr") != "not real":
         return None
     return bool(_REAL.search(collection_path.read_text(encoding="utf-8"))) or None
 
@@ -111,11 +120,21 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         cache.set(_SKIPPED, sorted(_skipped))
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def _skipped_elsewhere(config: pytest.Config) -> frozenset[str] | None:
+    """The tests that the checkout of `--skipped-in` skipped, without their parameters; None without that option."""
     checkout: Path | None = config.getoption("--skipped-in")
-    if checkout is None:
+    return None if checkout is None else _skipped_in(checkout)
+
+
+@functools.cache
+def _skipped_in(checkout: Path) -> frozenset[str]:
+    return frozenset(json.loads((checkout / ".pytest_cache" / "v" / _SKIPPED).read_text("utf-8")))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = _skipped_elsewhere(config)
+    if wanted is None:
         return
-    wanted = set(json.loads((checkout / ".pytest_cache" / "v" / _SKIPPED).read_text("utf-8")))
     left = [item for item in items if item.nodeid.partition("[")[0] not in wanted]
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if item.nodeid.partition("[")[0] in wanted]
