@@ -61,7 +61,7 @@ def advise(
     return envelope(
         accountant, currency or "no price book", window.start_ms, window.end_ms, coverage,
         ({name: _plain(value) for name, value in row.items()} for row in shown),
-        f"/v1/report?start={window.start_ms}&end={window.end_ms}&format=html",
+        f"/v1/report?start={window.start_ms}&end={window.end_ms}",
         count=len(rows), next_offset=following,
     )  # fmt: skip
 
