@@ -125,6 +125,8 @@ def value_of(parameter: Any) -> str:
     if getattr(parameter, "is_flag", False):
         return ""
     kind: Any = parameter.type_descriptor.annotation
+    if (shown := parameter.metavar or "").startswith("["):
+        return ", ".join(f"`{choice}`" for choice in shown.strip("[]").split("|"))
     if get_origin(kind) is list:
         (kind,) = get_args(kind)
     if get_origin(kind) is Literal:

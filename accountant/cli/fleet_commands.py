@@ -18,13 +18,13 @@ from accountant.cli.connection_options import End, Grouping, Printed, Timezone, 
 from accountant.cli.usage_commands import print_lines
 from accountant.exports.format_names import Format
 from accountant.exports.protocol import default_format, exports, file_name
-from accountant.lake.engines.protocol import ENGINE_NAME, SEAM, EnginePlugin
+from accountant.lake.engines.protocol import SEAM, EnginePlugin
 from gputally.base import instants
 from gputally.base.clock import SystemClock
 from gputally.base.command_options import refuse_ignored, with_option_groups
 from gputally.base.command_output import show
 from gputally.base.errors import CannotStart
-from gputally.base.plugins import plugins, preferred
+from gputally.base.plugins import preferred, usable
 from gputally.base.units import MS_PER_HOUR
 
 if TYPE_CHECKING:
@@ -37,15 +37,10 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 fleet_app = typer.Typer(help="Usage, cost and reports of several clusters, from their lake.", no_args_is_help=True)
 app.add_typer(fleet_app, name="fleet")
-_ENGINES = {one.name: one for one in plugins(SEAM, EnginePlugin) if ENGINE_NAME.fullmatch(one.name)}
-if TYPE_CHECKING:
-    EngineName = str
-else:
-    # One that cannot be used too: who names it is told why.
-    EngineName = Literal[tuple(_ENGINES)]
+_ENGINES: Final = usable(SEAM, EnginePlugin)
 _ENGINE: Final = preferred(_ENGINES, "duckdb")
 _FORMAT: Final = default_format("html")
-_URLS = ", ".join(one.manifest.urls for one in _ENGINES.values() if one.manifest is not None and one.manifest.urls)
+_URLS = ", ".join(engine.urls for engine in _ENGINES.values() if engine.urls)
 LakePlace = Annotated[
     str,
     Option("--lake", envvar="GPUTALLY_LAKE", help="Settings file of the lake (YAML), or the folder of its warehouse."),
@@ -56,7 +51,14 @@ LakePlace = Annotated[
 class EngineOptions:
     """The options that choose the engine which runs a command's queries."""
 
-    engine: Annotated[EngineName, Option("--engine", help="The engine that runs the queries.")] = _ENGINE
+    # No choice, because whoever names an engine that cannot be used is told why.
+    engine: Annotated[
+        str,
+        Option(
+            "--engine", metavar=f"[{'|'.join(_ENGINES)}]", autocompletion=lambda: list(_ENGINES),
+            help="The engine that runs the queries.",
+        ),
+    ] = _ENGINE  # fmt: skip
     engine_url: Annotated[
         str,
         Option("--engine-url", envvar="GPUTALLY_ENGINE_URL", help=f"URL of the engine: {_URLS}."),

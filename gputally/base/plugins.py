@@ -133,7 +133,7 @@ def _loaded(point: EntryPoint, kind: type[T], *, guarded: bool) -> tuple[T | Non
     except Exception as error:  # noqa: BLE001 - code of others: whatever it does, the program goes on
         return None, f"{point.value}: {type(error).__name__}: {error}"[:_MOST_REASON]
     if not isinstance(manifest, kind):
-        return None, f"{point.value} is a {type(manifest).__name__}, not a {kind.__name__}"
+        return None, f"{point.value} is of the type {type(manifest).__name__}, not {kind.__name__}"
     own_name = getattr(manifest, "name", point.name)
     if own_name != point.name:
         return None, f"{point.value} calls itself {own_name!r}"

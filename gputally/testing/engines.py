@@ -27,6 +27,7 @@ from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Final
+from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 import pytest
@@ -41,7 +42,7 @@ from accountant.lake.engines.protocol import SEAM, Engine, EnginePlugin
 from accountant.lake.iceberg_catalog import PREFIX, Catalogue, namespace_of
 from accountant.lake.lake_ledger import LakeLedger, ledgers
 from accountant.lake.publisher import Publisher
-from accountant.lake.tables import USAGE_HOURLY
+from accountant.lake.tables import DAYS, USAGE_HOURLY
 from accountant.ledger.protocols import Facts, NamespaceFacts, ReadableLedger
 from accountant.ledger.usage import MEASURES, START_UP
 from accountant.prices.price_book import PriceBook
@@ -230,8 +231,13 @@ class EngineSuite:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def engine(cls, known: TwoLedgers, reach: Callable[[Lake], str]) -> Iterator[Engine]:
-        found = cls.opened(known.lake, reach(known.lake))
+    def address(cls, known: TwoLedgers, reach: Callable[[Lake], str]) -> str:
+        return reach(known.lake)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def engine(cls, known: TwoLedgers, address: str) -> Iterator[Engine]:
+        found = cls.opened(known.lake, address)
         yield found
         found.close()
 
@@ -337,6 +343,23 @@ class EngineSuite:
         with pytest.raises(LakeUnavailable):
             engine.query(exp.select("day").from_("days"), f"{PREFIX}nobody")
 
+    def test_a_table_whose_files_are_missing_is_refused(self, known: TwoLedgers, engine: Engine) -> None:
+        """A volume that is not mounted, or a cleaned bucket, is no empty ledger."""
+        name = f"{PREFIX}lost"
+        with closing(Catalogue.connect(known.lake)) as catalogue:
+            rows = catalogue.open(DAYS, known.north.namespace).scan().to_arrow()
+            catalogue._catalog.create_namespace(name)
+            lost = catalogue._catalog.create_table((name, DAYS.name), rows.schema)
+            lost.append(rows)
+            for task in lost.scan().plan_files():
+                Path(unquote(urlparse(task.file.file_path).path)).unlink()
+        for question in (
+            exp.select("day").from_("days"),
+            exp.select(exp.func("count", exp.Star()).as_("n")).from_("days"),
+        ):
+            with pytest.raises(LakeUnavailable):
+                engine.query(question, name)
+
     def test_a_refused_query_spoils_no_later_one(self, known: TwoLedgers, engine: Engine) -> None:
         with pytest.raises(LakeUnavailable):
             engine.query(exp.select("no_such_column").from_("days"), known.north.namespace)
@@ -357,3 +380,8 @@ class EngineSuite:
         before = question.sql()
         engine.query(question, known.north.namespace)
         assert question.sql() == before
+
+    def test_it_can_be_closed_without_a_query(self, known: TwoLedgers, address: str) -> None:
+        engine = self.opened(known.lake, address)
+        assert callable(getattr(engine, "close", None)), "an engine has a method `close`, which may do nothing"
+        engine.close()

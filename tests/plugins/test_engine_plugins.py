@@ -85,6 +85,7 @@ def test_an_engine_of_another_package_answers(installed: Callable[[str], None]) 
         plugin(query="return pa.table({'day': ['x'], 'busy': [1.0]})"),
         plugin(query="return pa.table({'busy': [1], 'day': ['x']})"),
         plugin(query="question.set('expressions', []); return pa.table({})"), plugin(close="exit(3)"),
+        plugin(opening="return None"),
     ],
 )  # fmt: skip
 def test_an_engine_that_fails_is_named_with_its_package(installed: Callable[[str], None], text: str) -> None:
@@ -92,6 +93,21 @@ def test_an_engine_that_fails_is_named_with_its_package(installed: Callable[[str
     with pytest.raises(LakeUnavailable, match="mine of the package other-package") as caught:
         use()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["namespaces", "query", "close"])
+def test_an_engine_without_a_method_is_refused_before_a_query(installed: Callable[[str], None], method: str) -> None:
+    installed(plugin().replace(f"def {method}(", "def other("))
+    with pytest.raises(LakeUnavailable, match=f"mine of the package other-package .*{method}"):
+        mine()
+
+
+def test_an_engine_without_addresses_refuses_one(
+    installed: Callable[[str], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed(plugin(urls=""))
+    assert main(["fleet", "usage", "--engine", "mine", "--engine-url", "http://x", "--lake", str(tmp_path)]) == 1
+    assert "--engine-url" in capsys.readouterr().err
 
 
 def use() -> None:
@@ -144,6 +160,10 @@ def test_an_engine_that_cannot_be_used_is_left_out_and_who_names_it_is_told_why(
         mine()
     assert main(["fleet", "usage", "--engine", "mine", "--lake", str(tmp_path)]) == 1
     assert "other-package" in capsys.readouterr().err
+    assert main(["fleet", "usage", "--help"]) == 0
+    assert "mine" not in capsys.readouterr().out
+    assert main(["fleet", "usage", "--engine", "your", "--lake", str(tmp_path)]) == 1
+    assert "mine" not in capsys.readouterr().err
 
 
 def test_the_help_names_the_engines_and_their_addresses(

@@ -17,6 +17,7 @@ import pyarrow.types as arrow
 from accountant.core.errors import LakeUnavailable
 from accountant.lake.engines.protocol import SEAM, Engine, EnginePlugin
 from accountant.lake.iceberg_catalog import PREFIX, described
+from gputally.base.errors import CannotStart
 from gputally.base.plugins import OURS, TakesTooLong, named, plugins, within
 
 if TYPE_CHECKING:
@@ -28,11 +29,19 @@ T = TypeVar("T")
 MOST_CALL_S: Final = 600.0
 """How long a call of an engine of another package may take."""
 _MOST_NAMESPACES: Final = 100_000
+_METHODS: Final = ("namespaces", "query", "close")
+"""The methods of an `Engine`."""
 
 
 def open_engine(name: str, lake: Lake, url: str = "") -> Engine:
-    """The engine of that name over a lake. url: see EnginePlugin. Raises LakeUnavailable, NoPlugin."""
+    """The engine of that name over a lake. url: see EnginePlugin. Raises LakeUnavailable, NoPlugin, and CannotStart if
+    the engine takes no address and is given one."""
     plugin = named(SEAM, EnginePlugin, name)
+    if url and not plugin.urls:
+        raise CannotStart(
+            f"the engine {name} takes no address: leave out --engine-url (GPUTALLY_ENGINE_URL), or name with --engine "
+            "the one that is there"
+        )
     (brought,) = (one for one in plugins(SEAM, EnginePlugin) if one.manifest is plugin)
     if brought.package == OURS:
         return plugin.open(lake, url)
@@ -50,8 +59,14 @@ class GuardedEngine:
     def opened(
         cls, plugin: EnginePlugin, what: str, lake: Lake, url: str, most_s: float = MOST_CALL_S
     ) -> GuardedEngine:
-        engine: Any = _guarded(what, most_s, lambda: plugin.open(lake, url))
-        return cls(engine, what, most_s)
+        def call() -> Engine:
+            engine = plugin.open(lake, url)
+            for name in _METHODS:
+                if not callable(getattr(engine, name, None)):
+                    raise TypeError(f"what it opens has no method {name}")
+            return engine
+
+        return cls(_guarded(what, most_s, call), what, most_s)
 
     def namespaces(self) -> Sequence[str]:
         def call() -> list[str]:
@@ -95,7 +110,7 @@ def checked(answer: object, question: exp.Select) -> pa.Table:
     """The answer with plain types. Raises TypeError if it is no table, has other columns than the query, or figures
     that are not exact."""
     if not isinstance(answer, pa.Table):
-        raise TypeError(f"it answers with a {type(answer).__name__}, not a table of Arrow")
+        raise TypeError(f"its answer is of the type {type(answer).__name__}, not a table of Arrow")
     if answer.column_names != question.named_selects:
         raise TypeError(f"it answers with the columns {answer.column_names}, not {question.named_selects}")
     if len(set(answer.column_names)) < len(answer.column_names):

@@ -49,7 +49,10 @@ class Engine(Protocol):
         days: the first and the last day, both inclusive, of all rows that the query selects; None: any."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release what the engine holds: connections, processes. Called once, after the last query, also if there was
+        none."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
