@@ -98,5 +98,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_program(app, "gputally accountant", argv, (AccountantError, FileFault))
 
 
+def main_of_gputally(argv: Sequence[str]) -> int:
+    """Runs one command that is called without the word `accountant`: `gputally fleet`. Messages name it so."""
+    return run_program(app, "gputally", argv, (AccountantError, FileFault))
+
+
 if __name__ == "__main__":
     sys.exit(main())

@@ -31,6 +31,11 @@ class Command:
     entry: str = "main"
 
 
+def _of_accountant(name: str, help: str) -> Command:
+    """Return a command of the accountant that has a name of its own here, which its messages use."""
+    return Command("accountant.__main__", help, prefix=(name,), entry="main_of_gputally")
+
+
 INTERRUPTED = 130
 """The exit code after Ctrl-C: 128 plus the signal's number, as in shells."""
 COMPLETION = ("--install-completion", "--show-completion")
@@ -38,21 +43,19 @@ TREE = Command("gputally.shell_completion", "shell completion", entry="run")
 COMMANDS = {
     "agent": Command("agent.__main__", "meter the GPUs of this machine and send their usage"),
     "accountant": Command("accountant.__main__", "keep the ledger; serve usage, cost and windows"),
-    "jobs": Command("accountant.__main__", "show the cost of jobs, so far and per epoch", prefix=("jobs",)),
-    "nodes": Command("accountant.__main__", "show what the GPUs of each node did", prefix=("nodes",)),
-    "import": Command("accountant.__main__", "import the history of another system", prefix=("import",)),
-    "report": Command("accountant.__main__", "write a month's report as a page or a file", prefix=("report",)),
-    "backup": Command("accountant.__main__", "copy the ledger, and verify the copy", prefix=("backup",)),
-    "restore": Command("accountant.__main__", "rebuild a lost ledger and check it", prefix=("restore",)),
-    "install": Command(
-        "accountant.__main__", "create the Secrets with bearer tokens for a cluster", prefix=("install",)
-    ),
-    "fleet": Command("accountant.__main__", "show usage, cost and reports of several clusters", prefix=("fleet",)),
+    "jobs": _of_accountant("jobs", "show the cost of jobs, so far and per epoch"),
+    "nodes": _of_accountant("nodes", "show what the GPUs of each node did"),
+    "import": _of_accountant("import", "import the history of another system"),
+    "report": _of_accountant("report", "write a month's report as a page or a file"),
+    "backup": _of_accountant("backup", "copy the ledger, and verify the copy"),
+    "restore": _of_accountant("restore", "rebuild a lost ledger and check it"),
+    "install": _of_accountant("install", "create the Secrets with bearer tokens for a cluster"),
+    "fleet": _of_accountant("fleet", "show usage, cost and reports of several clusters"),
     "fairshare": Command("fairshare.__main__", "compute queue weights from usage history; plan, explain, replay"),
     "dashboards": Command("dashboards.__main__", "build, check and push Grafana dashboards and alerts"),
     "doctor": Command("gputally.doctor.__main__", "look for common faults, and report how to fix them"),
     "advise": Command("gputally.advise.__main__", "recommend node counts, spot capacity and shared GPUs"),
-    "mcp": Command("accountant.__main__", "let an assistant ask the accountant; it only reads", prefix=("mcp",)),
+    "mcp": _of_accountant("mcp", "let an assistant ask the accountant; it only reads"),
     "plugins": Command("gputally.plugin_list", "list the installed plug-ins, and what each of them may do"),
     "demo": Command("gputally.demo.__main__", "simulate a cluster for a month: metering, bills and weights"),
 }

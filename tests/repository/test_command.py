@@ -241,3 +241,11 @@ def test_names_are_completed_without_loading_a_program() -> None:
     said, loaded = _called("main([])", **asked)
     assert said.split() == list(COMMANDS)
     assert not loaded & {"pandas", "duckdb", "fastapi", "kubernetes", "agent", "accountant", "fairshare", "dashboards"}
+
+
+@pytest.mark.parametrize("name", ["fleet", "report"])
+def test_a_command_of_the_accountant_is_named_as_it_was_typed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--no-such-option"]) == 2
+    told = capsys.readouterr().err
+    assert f"gputally {name}" in told
+    assert "gputally accountant" not in told
