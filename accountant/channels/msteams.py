@@ -36,4 +36,4 @@ def _run(text: str, *, size: str = "default", weight: str = "default", subtle: b
     return {"type": "RichTextBlock", "inlines": [run]}
 
 
-CHANNEL: Final = webhook_channel("msteams", body)
+CHANNEL: Final = webhook_channel("msteams", body, "docs/delivery.md")

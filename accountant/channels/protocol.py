@@ -20,7 +20,7 @@ import httpx2
 
 from gputally.base import http_calls
 from gputally.base.errors import AccountantError
-from gputally.base.untrusted_text import escaped
+from gputally.base.untrusted_text import escaped, known_plugin_name
 from gputally.server.config_loading import Model
 from gputally.server.loopback import is_loopback
 
@@ -54,8 +54,11 @@ class Message:
 
     key: identifies content and destination, the same for every attempt.
     at_ms: time of the first attempt.
+    subject: as it was put together, with names of users; `title` is the same on one line, for media to show.
+    text: one or two sentences.
     facts: labels and values, in order.
-    link: a label and a URL."""
+    link: a label and a URL. Both are gputally's own, no name of a user.
+    attachments: files; none for a channel whose manifest says `files=False`."""
 
     key: str
     at_ms: int
@@ -99,6 +102,9 @@ class ChannelPlugin(Generic[S_contra]):
     files: bool
     reaches: str
     page: str
+
+    def __post_init__(self) -> None:
+        known_plugin_name(self.name)
 
 
 def one_line(text: str) -> str:
@@ -203,15 +209,16 @@ def sent(
     raise Refused(f"{to.host}: {answer.status_code} {reason}".rstrip())
 
 
-def webhook_channel(name: str, body: Callable[[Message], Mapping[str, Any]]) -> ChannelPlugin[UrlFile]:
-    """The manifest of a chat with an incoming webhook. body: see Webhook."""
+def webhook_channel(name: str, body: Callable[[Message], Mapping[str, Any]], page: str) -> ChannelPlugin[UrlFile]:
+    """The manifest of a chat with an incoming webhook, whose settings are a `UrlFile`. body: see Webhook. page: the
+    page about it."""
     return ChannelPlugin(
         name=name,
         settings=UrlFile,
         open=partial(Webhook, body=body),
         files=False,
         reaches="posts to the URL in url_file",
-        page="docs/delivery.md",
+        page=page,
     )
 
 

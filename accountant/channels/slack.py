@@ -37,4 +37,4 @@ def _text(text: str, most: int) -> dict[str, Any]:
     return {"type": "plain_text", "text": shortened(text, most) or " ", "emoji": False}
 
 
-CHANNEL: Final = webhook_channel("slack", body)
+CHANNEL: Final = webhook_channel("slack", body, "docs/delivery.md")

@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Final
 
 from gputally.base.plugins import OURS, plugins, preferred, usable
+from gputally.base.untrusted_text import PLUGIN_NAME, is_plugin_name, known_plugin_name
 
 if TYPE_CHECKING:
     from accountant.reports.report_builder import Report
 
 SEAM: Final = "gputally.exports"
-_WORD: Final = re.compile(r"[a-z][a-z0-9]*([.-][a-z0-9]+)*")
 _MEDIA_TYPE: Final = re.compile(r"[a-z]+/[a-z0-9][a-z0-9.+-]*(; charset=[a-z0-9-]+)?")
-_LONGEST_WORD: Final = 32
 _LONGEST_TITLE: Final = 40
 CSV: Final = "text/csv; charset=utf-8"
 
@@ -57,9 +56,9 @@ class ExportPlugin:
     charges: bool = False
 
     def __post_init__(self) -> None:
-        for what, word in (("name", self.name), ("suffix", self.suffix)):
-            if _WORD.fullmatch(word) is None or len(word) > _LONGEST_WORD:
-                raise ValueError(f"the {what} {word!r} is not of the form {_WORD.pattern}, or is too long")
+        known_plugin_name(self.name)
+        if not is_plugin_name(self.suffix):
+            raise ValueError(f"the suffix {self.suffix!r} is not of the form {PLUGIN_NAME}, or is too long")
         if _MEDIA_TYPE.fullmatch(self.media_type) is None:
             raise ValueError(f"the media type {self.media_type!r} is not of the form {_MEDIA_TYPE.pattern}")
         if not (self.title.isprintable() and 0 < len(self.title) <= _LONGEST_TITLE):

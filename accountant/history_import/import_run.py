@@ -30,7 +30,7 @@ from accountant.core.claim_overlap import Span, cut, intersect, subtract, union
 from accountant.core.import_epochs import epoch
 from accountant.core.import_epochs import generation as generation_of
 from accountant.history_import.gpu_assignment import NodeHistory, imported_time, rows
-from accountant.history_import.protocol import HISTORY_NAME, Chunk, known_limits, known_records
+from accountant.history_import.protocol import Chunk, known_limits, known_records
 from accountant.inventory.pod_facts import is_job_number
 from accountant.ledger.journal import Act, ActKind
 from accountant.ledger.protocols import ImportSpan
@@ -39,10 +39,10 @@ from accountant.wire.usage_cost_and_job_models import ChunkNote, ImportState, Wi
 from agent.wire import Batch, PodFacts, UsageInterval
 from gputally.base.apportionment import prorate
 from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, US_PER_MS
-from gputally.base.untrusted_text import known_epoch, known_name, known_reference
+from gputally.base.untrusted_text import LONGEST_PLUGIN_NAME, PLUGIN_NAME, known_epoch, known_name, known_reference
 from gputally.server.config_loading import Model
 
-Source = Annotated[str, Field(pattern=HISTORY_NAME)]
+Source = Annotated[str, Field(pattern=PLUGIN_NAME, max_length=LONGEST_PLUGIN_NAME)]
 """The name of a history."""
 _PER_MINUTE = 1_000_000
 """Numbers per minute of a chunk; more than any node's GPUs need."""

@@ -9,7 +9,6 @@ This module imports little, because help and completion load every manifest."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final, Protocol
@@ -18,6 +17,7 @@ from typer import Option
 
 from gputally.base.errors import AccountantError
 from gputally.base.plugins import usable
+from gputally.base.untrusted_text import known_plugin_name
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from agent.wire import PodFacts
 
 SEAM: Final = "gputally.histories"
-HISTORY_NAME: Final = "^[a-z][a-z0-9_]{0,31}$"
-"""The form of a history's name, which is a part of epochs."""
 
 
 class CannotImport(AccountantError):
@@ -141,8 +139,7 @@ class HistoryPlugin:
     names: Callable[..., HolderNames] | None = None
 
     def __post_init__(self) -> None:
-        if re.match(HISTORY_NAME, self.name) is None:
-            raise ValueError(f"the name {self.name!r} is not of the form {HISTORY_NAME}")
+        known_plugin_name(self.name)
 
 
 End = Annotated[

@@ -30,7 +30,7 @@ from agent.wire import Ack, Batch, PodFacts
 from gputally.base.instants import parse_instant
 from gputally.base.near_names import shown
 from gputally.base.units import MS_PER_HOUR
-from gputally.base.untrusted_text import known_name
+from gputally.base.untrusted_text import LONGEST_PLUGIN_NAME, PLUGIN_NAME, known_name
 from gputally.server.config_loading import Model
 
 EPOCH_KEY: Final = "gputally.dev/epoch"
@@ -393,7 +393,7 @@ class ImportSpan(Model):
     """A span of the import from one source into one cluster, in whole hours."""
 
     cluster: Annotated[str, AfterValidator(known_name)] = Field(min_length=1)
-    source: str = Field(pattern="^[a-z][a-z0-9_]{0,31}$")
+    source: str = Field(pattern=PLUGIN_NAME, max_length=LONGEST_PLUGIN_NAME)
     start_ms: int = Field(ge=0, le=2**53, multiple_of=MS_PER_HOUR)
     end_ms: int = Field(ge=0, le=2**53, multiple_of=MS_PER_HOUR)
 

@@ -19,6 +19,7 @@ from agent.core.readings import DeviceReading
 from agent.core.settings import SettingsError
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
+from gputally.base.untrusted_text import known_plugin_name
 
 SEAM: Final = "gputally.gpu_readers"
 
@@ -117,6 +118,9 @@ class GpuReaderPlugin(msgspec.Struct, frozen=True):
     reaches: str
     page: str
     check: Callable[[], DriverCheck] | None = None
+
+    def __post_init__(self) -> None:
+        known_plugin_name(self.name)
 
     def opened(self, place: str, surroundings: Surroundings) -> GpuReader:
         """Open the reader. Raises SettingsError if it needs a place and has none, or the other way round."""

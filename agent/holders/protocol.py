@@ -24,13 +24,13 @@ from agent.core.readings import Allocation, Gpu, Unavailable
 from agent.wire import Holder, PodFacts
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock
+from gputally.base.untrusted_text import known_plugin_name
 from gputally.kubernetes.rights import Rights
 
 if TYPE_CHECKING:
     from agent.core.settings import AgentSettings
 
 SEAM: Final = "gputally.holders"
-_NAME: Final = "[a-z][a-z0-9-]{0,31}"
 _RESOURCE: Final = r"[a-zA-Z0-9.-]{1,253}/[a-zA-Z0-9._-]{1,63}"
 _FOLDER: Final = r"[\w.@*-]{1,255}(?:/[\w.@*-]{1,255}){0,7}"
 
@@ -219,7 +219,6 @@ class HolderPlugin(msgspec.Struct, frozen=True):
     check: Callable[[Path, Clock], SourceCheck] | None = None
 
     def __post_init__(self) -> None:
-        if re.fullmatch(_NAME, str(self.name)) is None:
-            raise ValueError(f"the name {str(self.name)[:80]!r} is not of the form {_NAME}")
+        known_plugin_name(self.name)
         if self.open is None and self.parts is None and self.jobs is None:
             raise ValueError("it has neither open nor parts nor jobs")

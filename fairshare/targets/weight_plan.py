@@ -34,6 +34,7 @@ from gputally.base.errors import ClusterError, ClusterRefused, NotFound
 from gputally.base.yaml_file import Key
 from gputally.kubernetes.mig_parts import NO_NODES, MigParts
 from gputally.kubernetes.objects import Cluster, Event, Kind, Object, ObjectReader, Objects
+from gputally.kubernetes.scheduler_plugins import section_of
 from gputally.server.config_loading import Model, faults_of
 
 FIELD_MANAGER = "gputally-fairshare"
@@ -124,7 +125,7 @@ class Adapter(ABC):
     @property
     def section(self) -> str:
         """The name of the scheduler's section of the policy."""
-        return self.name.replace("-", "_")
+        return section_of(self.name)
 
     def advise(self, _policy: Policy, /) -> Iterable[Advice]:
         """Return the settings of a policy with queues of this scheduler that are probably not intended."""

@@ -19,7 +19,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from types import UnionType
 from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -129,8 +130,17 @@ def _named_and_versioned(package: Distribution | None) -> tuple[str, str]:
 
 def _loaded(point: EntryPoint, kind: type[T], *, guarded: bool) -> tuple[T | None, str]:
     try:
-        manifest: Any = within(MOST_LOADING_S, point.load) if guarded else point.load()
+        if guarded:
+            within(MOST_LOADING_S, partial(import_module, point.module))
     except Exception as error:  # noqa: BLE001 - code of others: whatever it does, the program goes on
+        # Whatever fails while it is imported, such as the manifest of another plug-in, takes all of its plug-ins along.
+        reason = (
+            f"the module {point.module}, with all its plug-ins, cannot be imported: {type(error).__name__}: {error}"
+        )
+        return None, reason[:_MOST_REASON]
+    try:
+        manifest: Any = within(MOST_LOADING_S, point.load) if guarded else point.load()
+    except Exception as error:  # noqa: BLE001
         return None, f"{point.value}: {type(error).__name__}: {error}"[:_MOST_REASON]
     if not isinstance(manifest, kind):
         return None, f"{point.value} is of the type {type(manifest).__name__}, not {kind.__name__}"

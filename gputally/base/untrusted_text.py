@@ -36,6 +36,10 @@ EPOCH: Final = rf"^[0-9A-Za-z][0-9A-Za-z._:-]*{_END}"
 """Alphabet of an epoch. A UUID of any version matches, and so do the epochs of imports and of the earliest payloads."""
 LINE: Final = rf"^[^\u0000-\u001f\u007f-\u009f\u2028\u2029]+{_END}"
 
+PLUGIN_NAME: Final = "^[a-z][a-z0-9]*([.-][a-z0-9]+)*$"
+"""Form of the name of a plug-in of any seam, which is a word of settings, of commands and of names in Kubernetes."""
+LONGEST_PLUGIN_NAME: Final = 32
+
 Epoch = Annotated[
     str, msgspec.Meta(pattern=EPOCH, max_length=LONGEST_EPOCH, description="letters, digits, '.', '_', ':' and '-'")
 ]
@@ -52,6 +56,7 @@ NO_CONTROLS: Final = "a text has no control characters but line ends and tabs"
 _CONTROL_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
 """Unicode categories of control characters, surrogates, and line and paragraph separators."""
 _epoch = re.compile(EPOCH)
+_plugin_name = re.compile(PLUGIN_NAME)
 
 
 def is_epoch(text: str) -> bool:
@@ -81,6 +86,20 @@ def known_name(text: str, longest: int = LONGEST_NAME) -> str:
     """Return the text if it is a name. Raises ValueError if it is not."""
     if not is_name(text, longest):
         raise ValueError(f"not one line of at most {longest} characters without control characters: {text[:80]!r}")
+    return text
+
+
+def is_plugin_name(text: object) -> bool:
+    return isinstance(text, str) and len(text) <= LONGEST_PLUGIN_NAME and _plugin_name.fullmatch(text) is not None
+
+
+def known_plugin_name(text: object) -> str:
+    """Return the text if it is the name of a plug-in. Raises ValueError if it is not."""
+    if not isinstance(text, str) or not is_plugin_name(text):
+        raise ValueError(
+            f"not the name of a plug-in: {str(text)[:80]!r} (at most {LONGEST_PLUGIN_NAME} small letters and digits, a "
+            "letter first, with '-' or '.' only between them)"
+        )
     return text
 
 

@@ -18,13 +18,13 @@ from typing import Any, Final
 import msgspec
 
 from gputally.base.plugins import OURS, plugins, usable
+from gputally.base.untrusted_text import is_plugin_name, known_plugin_name
 from gputally.kubernetes import objects
 from gputally.kubernetes.mig_parts import MigParts
 from gputally.kubernetes.objects import GPU, MIG, Kind, Object, gpus
 from gputally.kubernetes.rights import Rights
 
 SEAM: Final = "gputally.schedulers"
-_NAME: Final = "[a-z][a-z0-9-]{0,31}"
 
 
 _SHARED: Final = (
@@ -201,7 +201,7 @@ class SchedulerPlugin(msgspec.Struct, frozen=True):
     """The manifest of a scheduler.
 
     name: the scheduler's name in reports, metrics, decisions and references to queues of pods, also the name of the
-        entry point. Its section of the policy has the same name, with `_` for `-`.
+        entry point. Its section of the policy has the same name, with `_` for `-` and `.`.
     prefixes: what references to its queues begin with in a policy (`lanes:`).
     adapter: where the adapter's class is, as `module:Class`. It is made without arguments, and connects to nothing.
     kinds: the kinds that the adapter and preemption read or write, each with the supported versions, the newest first.
@@ -251,8 +251,7 @@ class SchedulerPlugin(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         for word in (self.name, *self.prefixes):
-            if re.fullmatch(_NAME, word) is None:
-                raise ValueError(f"the name {word!r} is not of the form {_NAME}")
+            known_plugin_name(word)
         kinds: tuple[Any, ...] = self.kinds
         for versions in kinds:
             if versions == ():
@@ -280,18 +279,24 @@ class SchedulerPlugin(msgspec.Struct, frozen=True):
 
     @property
     def claims(self) -> tuple[str, ...]:
-        """What no other scheduler can have: name, prefixes and kinds."""
+        """What no other scheduler can have: name, prefixes, section and kinds."""
         kinds = {_identity(kind) for versions in self.kinds for kind in versions}
         words = sorted({self.name, *self.prefixes})
         return (
             *(f"the prefix {word}" for word in words),
+            f"the section {self.section}",
             *(f"the kind {kind}.{group}" for group, kind in sorted(kinds)),
         )
 
     @property
     def section(self) -> str:
         """The name of its section of the policy."""
-        return self.name.replace("-", "_")
+        return section_of(self.name)
+
+
+def section_of(name: str) -> str:
+    """Return the name of a scheduler's section of the policy."""
+    return re.sub("[.-]", "_", name)
 
 
 @cache
@@ -317,5 +322,5 @@ def left_out() -> Mapping[str, str]:
     return {
         one.name: f"{one.name} of the package {one.package} cannot be used: {one.fault}"
         for one in plugins(SEAM, SchedulerPlugin)
-        if one.fault and one.name not in taken and re.fullmatch(_NAME, one.name)
+        if one.fault and one.name not in taken and is_plugin_name(one.name)
     }

@@ -7,7 +7,14 @@
         def medium(self, tmp_path):
             with http_receiver() as server:
                 (tmp_path / "url").write_text(f"{server.url}/s3cret")
-                yield Medium({"url_file": str(tmp_path / "url")}, server, secrets=("s3cret",))
+                yield Medium({"url_file": str(tmp_path / "url")}, server, markup={}, secrets=("s3cret",))
+
+A medium that reads markup says which, and where: the suite then holds that no name of a user is any.
+
+                def text(body):
+                    return [json.loads(body)["text"]]
+
+                yield Medium(settings, server, markup={"markdown": text, "mentions": text})
 
 `gputally.testing.http_receiver` is a fake for media that speak HTTP; any object with the attributes of `Receiver`
 does."""
@@ -15,7 +22,7 @@ does."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -26,8 +33,19 @@ from accountant.channels.protocol import SEAM, Attachment, Channel, ChannelPlugi
 from gputally.base.plugins import usable
 from gputally.testing.http_receiver import ACCEPTS, HANGS_UP, TALKS_ON, HttpReceiver
 
-HOSTILE = "<!channel> <script>alert(1)</script> [x](http://evil.example) *b*\r\nBcc: all@example.com \u202e\x00\x1b[2J"
+HOSTILE = (
+    "<!channel> @all <script>alert(1)</script> [x](http://evil.example) <http://evil.example|y> *b*"
+    "\r\nBcc: all@example.com \u202e\x00\x1b[2J"
+)
 """A name as a user of the cluster may choose it."""
+MARKUP: Mapping[str, Sequence[str]] = {
+    "html": ("<script>",),
+    "markdown": ("[x](http", " *b*"),
+    "slack": ("<!channel>", "<http"),
+    "mentions": ("@all",),
+}
+"""What must not be in a text of each kind of markup, because HOSTILE has it: a tag, a link that looks like something
+else, or what calls everybody."""
 MESSAGE = Message(
     key="report/2026-10/pdf/finance//*",
     at_ms=1_793_534_400_000,
@@ -56,11 +74,14 @@ class Receiver(Protocol):
 class Medium:
     """settings: what a deliveries file says under the channel's name, so that the channel reaches `receiver`.
 
+    markup: which kinds of MARKUP the medium reads, each with a function that returns the texts of a body in which it
+        does; {} for a medium that shows every text as it is.
     secrets: texts that must appear nowhere but in what is sent.
     uncertain: whether the medium can lose the answer to a message that it took. Files, for example, cannot."""
 
     settings: Mapping[str, Any] | str
     receiver: Receiver
+    markup: Mapping[str, Callable[[bytes], Sequence[str]]]
     secrets: tuple[str, ...] = ()
     uncertain: bool = True
 
@@ -83,7 +104,6 @@ class ChannelSuite:
 
     def test_its_manifest_is_complete(self) -> None:
         plugin = self.plugin
-        assert plugin.name.isidentifier()
         assert plugin.reaches, "say what a delivery reads, writes and connects to"
         assert plugin.page, "name the page about it"
         assert plugin.settings.model_config.get("extra") == "forbid", "derive the settings from Model"
@@ -119,6 +139,10 @@ class ChannelSuite:
         assert b"\r\nBcc:" not in body, "a subject is one line"
         assert b"\x00" not in body
         assert len(body) < _MOST_BYTES
+        for kind, texts_of in medium.markup.items():
+            read = "\n".join(texts_of(body))
+            assert "evil" in read, f"markup[{kind!r}] returns no text with a name"
+            assert [sign for sign in MARKUP[kind] if sign in read] == [], f"a name of a user is {kind}: escape it"
 
     def test_an_answer_is_not_read_to_its_end_whatever_it_says(self, medium: Medium) -> None:
         server = medium.receiver

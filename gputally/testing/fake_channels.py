@@ -29,5 +29,5 @@ class Shelf:
 
 
 SHELF: Final = ChannelPlugin("shelf", ShelfSettings, Shelf, files=True, reaches="the folder", page="nowhere")
-BELL: Final = webhook_channel("bell", lambda message: {"text": message.title})
+BELL: Final = webhook_channel("bell", lambda message: {"text": message.title}, "nowhere")
 """Posts the subject to the URL in `url_file`."""

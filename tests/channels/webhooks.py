@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -13,13 +14,16 @@ from gputally.testing.http_receiver import http_receiver
 
 
 class WebhookSuite(ChannelSuite):
+    """markup: see Medium."""
+
     __test__ = False
+    markup: ClassVar[Mapping[str, Callable[[bytes], Sequence[str]]]] = {}
 
     @pytest.fixture
     def medium(self, tmp_path: Path) -> Iterator[Medium]:
         with http_receiver() as server:
             (tmp_path / "url").write_text(f"{server.url}/services/s3cret")
-            yield Medium({"url_file": str(tmp_path / "url")}, server, secrets=("s3cret",))
+            yield Medium({"url_file": str(tmp_path / "url")}, server, self.markup, ("s3cret",))
 
 
 @contextmanager

@@ -8,15 +8,17 @@ import sys
 import threading
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from gputally.__main__ import main
 from gputally.base import plugins as registry
 from gputally.base.plugins import OURS, NoPlugin, TakesTooLong, named, plugins, preferred, usable, within
+from gputally.plugin_list import installed
 from tests.plugins.installed import install
 
 if TYPE_CHECKING:
@@ -69,6 +71,24 @@ def test_what_cannot_be_used_is_named_and_left_out(folder: Path, text: str) -> N
         named(SEAM, Manifest, "bad")
     with pytest.raises(NoPlugin, match="good"):
         named(SEAM, Manifest, "god")
+
+
+def test_a_manifest_that_fails_takes_its_module_along_and_both_plugins_say_so(folder: Path) -> None:
+    text = good("one") + "OTHER = 1 / 0"
+    points = {SEAM: {"one": "some_module:PLUGIN", "two": "some_module:OTHER"}}
+    install(folder, "some-package", points, some_module=text)
+    assert all("module some_module" in one.fault for one in plugins(SEAM, Manifest))
+
+
+def test_the_manifests_of_all_seams_take_names_of_one_form() -> None:
+    found = {seam: one.manifest for seam, one in installed() if seam != "gputally.assistant"}
+    assert len(found) == 7
+    for manifest in found.values():
+        own = msgspec.structs.replace if isinstance(manifest, msgspec.Struct) else replace
+        assert own(manifest, name="rocket-chat.2").name == "rocket-chat.2"
+        for name in ("rocket_chat", "Rocket", "2nd", "a--b", "a-", "-a", "", "a b", "a\n", "x" * 33):
+            with pytest.raises(ValueError, match="name of a plug-in"):
+                own(manifest, name=name)
 
 
 def test_a_name_has_one_owner(folder: Path) -> None:

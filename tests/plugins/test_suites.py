@@ -5,12 +5,15 @@ cannot be read, a meter that was silent."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from accountant.channels.protocol import one_line, webhook_channel
 from accountant.exports.protocol import ExportPlugin
 from accountant.reports.report_builder import Report
 from agent.core.readings import Allocation, DeviceReading, Gpu, Unavailable
@@ -19,8 +22,9 @@ from agent.holders.protocol import Holdings
 from agent.wire import Gap, Holder, PodFacts, UsageInterval
 from gputally.base.clock import VirtualClock
 from gputally.base.units import MS_PER_HOUR, US_PER_MS
-from gputally.testing import gpu_readers, histories, holders
+from gputally.testing import channels, gpu_readers, histories, holders
 from gputally.testing.exports import ExportSuite, reports
+from gputally.testing.http_receiver import http_receiver
 
 
 def _exact(report: Report) -> Mapping[str, Decimal]:
@@ -62,6 +66,27 @@ def test_an_amount_is_exact_and_that_of_its_team(amounts: Any) -> None:
     judge(_exact)
     with pytest.raises(AssertionError):
         judge(amounts)
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([<@\[*])", "\\\\\\1\u200b", text)
+
+
+@pytest.mark.parametrize("kind", channels.MARKUP)
+def test_a_name_with_markup_that_the_medium_reads_is_refused(kind: str, tmp_path: Path) -> None:
+    def judge(shown: Any) -> None:
+        case = channels.ChannelSuite()
+        case.plugin = webhook_channel("chat", lambda message: {"text": shown(one_line(message.text))}, "page")  # type: ignore[misc]
+        with http_receiver() as server:
+            (tmp_path / "url").write_text(server.url)
+            read = {kind: lambda body: [json.loads(body)["text"]]}
+            medium = channels.Medium({"url_file": str(tmp_path / "url")}, server, read)
+            case.test_names_of_users_are_no_markup_of_their_own_and_may_be_long(medium)
+
+    judge(_escaped)
+    for wrong in (lambda text: text, lambda _: ""):
+        with pytest.raises(AssertionError, match=kind):
+            judge(wrong)
 
 
 class _Machine:

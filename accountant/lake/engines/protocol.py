@@ -15,10 +15,11 @@ fleet` load every manifest, but libraries only have to be there once an engine i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
+
+from gputally.base.untrusted_text import known_plugin_name
 
 if TYPE_CHECKING:
     from datetime import date
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from accountant.core.settings import Lake
 
 SEAM: Final = "gputally.engines"
-ENGINE_NAME: Final = re.compile(r"[a-z][a-z0-9]*([.-][a-z0-9]+)*")
-_LONGEST_NAME: Final = 32
 _LONGEST_URLS: Final = 60
 
 
@@ -73,7 +72,6 @@ class EnginePlugin:
     page: str
 
     def __post_init__(self) -> None:
-        if ENGINE_NAME.fullmatch(self.name) is None or len(self.name) > _LONGEST_NAME:
-            raise ValueError(f"the name {self.name!r} is not of the form {ENGINE_NAME.pattern}, or is too long")
+        known_plugin_name(self.name)
         if not (self.urls.isprintable() and len(self.urls) <= _LONGEST_URLS):
             raise ValueError(f"the form of addresses {self.urls!r} is too long or not printable")

@@ -45,4 +45,4 @@ class TestFolder(ChannelSuite):
     @pytest.fixture
     def medium(self, tmp_path: Path) -> Medium:
         path = tmp_path / "reports"
-        return Medium(str(path), _Files(path), uncertain=False)
+        return Medium(str(path), _Files(path), markup={}, uncertain=False)

@@ -34,6 +34,11 @@ class _Letters:
         return found
 
 
+def _html(body: bytes) -> list[str]:
+    """The part of a letter that is read as HTML."""
+    return ["".join(body.decode().partition("<!doctype html>")[1:])]
+
+
 class TestMail(ChannelSuite):
     plugin = mail.CHANNEL
 
@@ -41,4 +46,4 @@ class TestMail(ChannelSuite):
     def medium(self) -> Iterator[Medium]:
         with mail_server() as server:
             settings = {"server": server.address, "from": "gputally@example.com", "to": ["a@example.com"], "tls": "off"}
-            yield Medium(settings, _Letters(server))
+            yield Medium(settings, _Letters(server), {"html": _html})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import ClassVar
+
 from accountant.channels import slack
 from tests.channels.webhooks import WebhookSuite
 
@@ -9,3 +12,5 @@ from tests.channels.webhooks import WebhookSuite
 class TestSlack(WebhookSuite):
     __test__ = True
     plugin = slack.CHANNEL
+    # Blocks are plain text; only what notifications show reads markup.
+    markup: ClassVar = {"slack": lambda body: [json.loads(body)["text"]]}
