@@ -53,11 +53,13 @@ from accountant.billing.usage_pricing import cost
 from accountant.core import periods
 from accountant.core.errors import UnsupportedQuestion
 from accountant.core.periods import Month
+from accountant.core.record_age import BURN_MS, SETTLE_MS
 from accountant.core.window_decay import bounds
 from accountant.ledger.protocols import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey, Moment
 from accountant.ledger.usage import EarlierSpan, coverage
 from accountant.reports.figure_formatting import age_note
 from accountant.wire import window_decays
+from accountant.wire.job_columns import LOST
 from accountant.wire.option_types import JOB_ORDERS, JobKind, JobState, WaitGroup
 from accountant.wire.policy_models import Decision, Measure, UsageWindow, WindowKind, WindowSpec
 from accountant.wire.usage_cost_and_job_models import (
@@ -321,9 +323,9 @@ def guarantees(deps: AppDeps, principal: Reader) -> GuaranteesAnswer:
     """Returns the deserved quota of each queue without children, and the GPUs that it holds, averaged over the last
     minutes on record. A caller that may see only some teams gets their queues. Empty without a policy."""
     now = deps.clock.wall_ms()
-    end = max(asking.BURN_MS, min(now, deps.newest_ms() - asking.SETTLE_MS))
-    with deps.ledger.moment(end - asking.BURN_MS, end) as moment:
-        span = moment.status().recent_span(end, asking.BURN_MS)
+    end = max(BURN_MS, min(now, deps.newest_ms() - SETTLE_MS))
+    with deps.ledger.moment(end - BURN_MS, end) as moment:
+        span = moment.status().recent_span(end, BURN_MS)
         whole = moment.usage(span, ())
         versions = moment.status().policies(span[1] - 1, span[1])[-1:]
         rows: tuple[QueueGuarantee, ...] = ()
@@ -365,6 +367,11 @@ class JobsParams(WhereParams):
     stopped: bool = Field(
         default=False,
         description="Only jobs of which a scheduler, or something else that evicts, stopped pods in the span.",
+    )
+    lost: bool = Field(
+        default=False,
+        description="With the GPU-hours held since the last checkpoint that stops lost (`stops`). The order by "
+        "lost_gpu_hours has them too.",
     )
     search: str = Field(
         default="",
@@ -412,7 +419,10 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
     span = params.span(now, deps.settings.timezone, limits, newest)
     zone = span.timezone
     where = {**params.where, **team_filter(principal, params.where_team)}
-    choice = asking.JobChoice(params.search, params.kind, JOB_ORDERS.read(params.sort), params.idle, params.stopped)
+    order = JOB_ORDERS.read(params.sort)
+    choice = asking.JobChoice(
+        params.search, params.kind, order, params.idle, params.stopped, params.lost or order.column == LOST
+    )
     question = ["jobs", params.start, params.end, zone, params.state, choice, sorted(where.items()), params.compare]
     page = open_page(question, span, now, params.page, limits)
     note = params.note(page.start_ms, page.at_ms, zone, newest, deps.silence_note()) or age_note(newest, page.at_ms)
@@ -456,6 +466,7 @@ def list_jobs(params: Annotated[JobsParams, Query()], deps: AppDeps, principal: 
                     total_gpu_us=held_before if before.known else None,
                     total_cost=cost_before if before.known else None,
                 ),
+                stops=asking.lost_by(chosen),
                 note=note,
             )
             jobs = listed.built(chosen)
@@ -494,7 +505,7 @@ def decisions_about(moment: Moment, key: JobKey, start_ms: int, end_ms: int) -> 
     """The newest decisions of a span about a job's preemptions, and about its own claims."""
     until_ms = end_ms + job_attempts.CLOCKS_DIFFER_MS
     gangs = job_attempts.gangs_of(key)
-    found = moment.decisions(start_ms, until_ms + 1, MOST_DECISIONS, kind="preemption", gang=gangs)
+    found = moment.decisions(start_ms, until_ms + 1, MOST_DECISIONS, kind="preemption", gang=gangs, cluster=key.cluster)
     if not found:
         return []
     names = {pod.facts.name for pod in moment.pods(start_ms, end_ms, of={key})}
@@ -519,8 +530,8 @@ def with_attempts(
     except UnsupportedQuestion:
         return answer
     return answer.model_copy(update={
-            "attempts": found.newest, "earlier_attempts": found.earlier, "lost_gpu_us": found.lost_gpu_us,
-            "known_lost_gpu_us": found.known_lost_gpu_us,
+            "attempts": found.newest, "earlier_attempts": found.earlier,
+            "lost_gpu_us": found.stops.lost_gpu_us, "known_lost_gpu_us": found.stops.known_lost_gpu_us,
         })  # fmt: skip
 
 

@@ -34,6 +34,8 @@ from accountant.wire.usage_cost_and_job_models import (
     JobAnswer,
     JobsAnswer,
     JobSort,
+    JobsStops,
+    JobStops,
     NodesAnswer,
     NodeSort,
     UsageAnswer,
@@ -145,6 +147,9 @@ def jobs(
     stopped: Annotated[
         bool, Field(description="Only jobs of which a scheduler, or something else that evicts, stopped pods.")
     ] = False,
+    lost: Annotated[
+        bool, Field(description="With the GPU-hours since the last checkpoint that stops lost; sort: lost_gpu_hours.")
+    ] = False,
     search: Annotated[
         str, Field(max_length=253, description="Only jobs with this text in their path or in a pod's name.")
     ] = "",
@@ -156,7 +161,8 @@ def jobs(
     start = "30m" if idle and start is None else start
     query = {
         "start": start, "end": end, "state": state, "kind": kind, "where.team": team,
-        "idle": "true" if idle else None, "stopped": "true" if stopped else None, "search": search or None,
+        "idle": "true" if idle else None, "stopped": "true" if stopped else None, "lost": "true" if lost else None,
+        "search": search or None,
         "sort": sort, "limit": str(limit), "page": page,
     }  # fmt: skip
     found = accountant.ask(JobsAnswer, "/v1/jobs", query)
@@ -165,7 +171,7 @@ def jobs(
         accountant, f"GPU-hours; {found.currency or 'no price book'}", found, rows, "/v1/jobs", query,
         jobs=found.count, jobs_that_held_a_gpu=found.held_count,
         gpu_hours=_hours(found.total_gpu_us), total_cost=_money(found.total_cost),
-        total_cost_per_hour=_money(found.total_burn_per_hour),
+        total_cost_per_hour=_money(found.total_burn_per_hour), **_lost(found.stops),
     )  # fmt: skip
 
 
@@ -630,6 +636,16 @@ def _grouped(
     return {"by": by, "start": start, "end": end, "limit": str(limit), "page": page, **filters}
 
 
+def _lost(stops: JobStops | None) -> dict[str, Any]:
+    """What stops lost, if that was asked."""
+    if stops is None:
+        return {}
+    lost_us = stops.lost_gpu_us
+    told: dict[str, Any] = {"lost_gpu_hours": None if lost_us is None else _hours(lost_us),
+                            "known_lost_gpu_hours": _hours(stops.known_lost_gpu_us)}  # fmt: skip
+    return told | ({"jobs_of_unknown_loss": stops.unknown_jobs} if isinstance(stops, JobsStops) else {})
+
+
 def _job(accountant: AccountantClient, job: Job) -> dict[str, Any]:
     held = job.accounts_gpu_us
     return {
@@ -643,6 +659,7 @@ def _job(accountant: AccountantClient, job: Job) -> dict[str, Any]:
         "waited_seconds": None if job.waited_ms is None else job.waited_ms // MS_PER_SECOND,
         "waiting_seconds": None if job.waiting_ms is None else job.waiting_ms // MS_PER_SECOND,
         "link": f"{accountant.public_url}/job/{quote(as_name(job.id, _LONGEST), safe='~')}",
+        **_lost(job.stops),
     }  # fmt: skip
 
 

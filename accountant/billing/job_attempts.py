@@ -17,13 +17,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from accountant.billing.job_costs import BURN_MS, SETTLE_MS
 from accountant.core.claim_overlap import Span, union
-from accountant.core.record_age import silent_nodes
-from accountant.ledger.protocols import Hold, JobKey, Moment, NodeFacts
+from accountant.core.errors import UnsupportedQuestion
+from accountant.core.record_age import BURN_MS, SETTLE_MS, silent_nodes
+from accountant.ledger.protocols import Hold, Holds, JobKey, Moment, NodeFacts
 from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision
-from accountant.wire.usage_cost_and_job_models import AttemptEnd, JobAttempt, NextHolder
+from accountant.wire.usage_cost_and_job_models import AttemptEnd, JobAttempt, JobStops, NextHolder
 from agent.wire import PodFacts
 from gputally.base.apportionment import prorate
 from gputally.base.pod_stop import DELETED, EVICTED, FAILED, PREEMPTED, PodStop
@@ -58,24 +58,16 @@ _Taker = tuple[JobKey, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """The newest attempts of a job, in order of time. earlier: the number of those before; None if it is unknown."""
+    """The newest attempts of a job, in order of time. earlier: the number of those before; None if it is unknown.
+    stops: what all stops of the read time lost."""
 
     newest: tuple[JobAttempt, ...]
     earlier: int | None
+    stops: JobStops
 
-    @property
-    def lost_gpu_us(self) -> int | None:
-        """What all stops of the job lost, in GPU-µs; None if it is unknown of one."""
-        return None if self.earlier != 0 or None in self._lost else self.known_lost_gpu_us
 
-    @property
-    def known_lost_gpu_us(self) -> int:
-        """What those stops lost of which it is known."""
-        return sum(lost for lost in self._lost if lost is not None)
-
-    @property
-    def _lost(self) -> list[int | None]:
-        return [one.lost_gpu_us for one in self.newest if one.end not in ("running", "ended")]
+NOTHING_LOST: Final = JobStops(lost_gpu_us=0, known_lost_gpu_us=0)
+_UNKNOWN: Final = JobStops(lost_gpu_us=None, known_lost_gpu_us=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +83,132 @@ class _Stretch:
     @property
     def end_ms(self) -> int:
         return max(hold.end_ms for hold in self.holds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """An attempt: what ended it, and what that lost. is_cut: whether it may have begun before the read time."""
+
+    of: _Stretch
+    is_cut: bool
+    end: AttemptEnd
+    by: str
+    reason: str
+    decision: Decision | None
+    lost_gpu_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is known of the whole ledger, to find the attempts of jobs in a span.
+
+    victims: decisions that stopped pods, the newest first.
+    teams: whose pods count; None: all.
+    silent: the silent nodes, and the end of the newest record of each."""
+
+    span: Span
+    victims: Sequence[Decision]
+    nodes: Sequence[NodeFacts]
+    teams: Collection[str] | None
+    newest_ms: int
+    silent: Mapping[tuple[str, str], int]
+
+    @classmethod
+    def of(
+        cls,
+        ledger: Moment,
+        span: Span,
+        decisions: Iterable[Decision],
+        nodes: Iterable[NodeFacts],
+        teams: Collection[str] | None,
+    ) -> _Known:
+        status = ledger.status()
+        silent = silent_nodes(status.newest_by_node, status.newest_ms)
+        return cls(span, stopping(decisions), tuple(nodes), teams, status.newest_ms, silent)
+
+    def holds(self, read: Holds) -> list[Hold]:
+        """The holds that count, cut to the part of the span of which all are read."""
+        cut = (_within(hold, self.within(read)) for hold in read.found if self.counts(hold.team))
+        return [hold for hold in cut if hold is not None]
+
+    def within(self, read: Holds) -> Span:
+        """The part of the span of which all holds are read."""
+        return max(self.span[0], read.whole_after_ms or 0), self.span[1]
+
+    def counts(self, team: str) -> bool:
+        return self.teams is None or team in self.teams
+
+    def attempts(
+        self,
+        key: JobKey,
+        holds: Sequence[Hold],
+        pods: Sequence[PodFacts],
+        reports: Sequence[int],
+        held_until_ms: int,
+        cut_ms: int | None,
+    ) -> list[_Found]:
+        """The attempts of a job, in order of time.
+
+        reports: when its epochs ended, in order.
+        held_until_ms: the end of the last time that it held a GPU.
+        cut_ms: the instant before which its holds are not read; None if it had none."""
+        every = _stretches(holds)
+        if not every:
+            return []
+        facts = {pod.uid: pod for pod in pods}
+        last, (_, end_ms) = every[-1], self.span
+        goes_on = last.end_ms >= end_ms and end_ms < self.newest_ms
+        runs = goes_on or _runs(last, facts, self.newest_ms - _RECENT_MS, self.victims)
+        gone = held_until_ms <= end_ms and all(pod.ended_ms is not None for pod in pods)
+        down = [node for node in self.nodes if node.cluster == key.cluster]
+        found = []
+        for one in every:
+            is_last, is_cut = one is last, cut_ms is not None and one.start_ms <= cut_ms
+            decision = None if is_last and runs else _stopped_by(self.victims, one)
+            until_ms = _lived_until(one, facts)
+            stop = None if is_last and runs else _stop_of(one, facts, until_ms)
+            over: AttemptEnd = "ended" if is_last and gone else "stopped"
+            end: AttemptEnd
+            by = ""
+            if is_last and runs:
+                end, reason = "running", ""
+            elif decision is not None:
+                end, by, reason = "preempted", CONTROLLER, decision.reason
+            elif stop is not None and stop.how == PREEMPTED:
+                end, by, reason = "preempted", stop.by, stop.message or stop.reason
+            elif (broken := _broken_node(down, one, until_ms)) is not None:
+                end, reason = "node-down", broken
+            elif stop is not None and stop.how == FAILED:
+                end, reason = "failed", ": ".join(filter(None, (stop.reason, stop.message)))
+            elif stop is not None and stop.how == DELETED:
+                end, reason = over, "its pods were deleted, by a person or by their own controller"
+            elif stop is not None:
+                end, by, reason = "stopped", stop.by, stop.message or stop.reason
+            elif is_last and _is_unseen(one, facts, self.silent):
+                end, reason = "unknown", ""
+            else:
+                end, reason = over, ""
+            lost_us = None
+            if end not in _NOT_STOPPED:
+                lost_us = _lost_us(one, decision, reports, self.teams, since_ms=cut_ms if is_cut else None)
+            found.append(_Found(one, is_cut, end, by, reason, decision, lost_us))
+        return found
+
+
+_NOT_STOPPED: Final = frozenset({"running", "ended", "unknown"})
+"""The ends of attempts that nothing stopped, as far as anybody knows."""
+
+
+def stopping(decisions: Iterable[Decision]) -> list[Decision]:
+    """Those of the decisions that stopped pods."""
+    return [one for one in decisions if one.mode == "enforce" and one.inputs.get("result") in _STOPPED]
+
+
+def _stops(found: Iterable[_Found], *, whole: bool) -> JobStops:
+    """What the stops of a job lost. whole: whether all of its attempts are read."""
+    lost = [one.lost_gpu_us for one in found if one.end not in ("running", "ended")]
+    known = sum(us for us in lost if us is not None)
+    return JobStops(lost_gpu_us=known if whole and None not in lost else None, known_lost_gpu_us=known)
 
 
 def attempts(
@@ -111,85 +229,107 @@ def attempts(
     whole: whether the job began with the span, and not before."""
     read = ledger.holds((span,), of={key})
     numbered = whole and read.whole_after_ms is None
-    within = (max(span[0], read.whole_after_ms or 0), span[1])
-    cut = (_within(hold, within) for hold in read.found if teams is None or hold.team in teams)
-    every = _stretches([hold for hold in cut if hold is not None])
-    shown = every[-MOST_ATTEMPTS:]
-    if not shown:
-        return Attempts((), 0 if numbered else None)
-    status = ledger.status()
-    newest_ms = status.newest_ms
-    mine = [
-        pod.facts
-        for pod in ledger.pods(span[0], max(span[1], newest_ms), of={key})
-        if teams is None or pod.team in teams
-    ]
+    known = _Known.of(ledger, span, decisions, nodes, teams)
+    until_ms = max(span[1], known.newest_ms)
+    mine = [pod.facts for pod in ledger.pods(span[0], until_ms, of={key}) if known.counts(pod.team)]
     facts = {pod.uid: pod for pod in mine}
     reports = sorted(report.at_ms for report in ledger.epochs(of={key}))
-    victims = [one for one in decisions if one.mode == "enforce" and one.inputs.get("result") in _STOPPED]
-    goes_on = shown[-1].end_ms >= span[1] and span[1] < newest_ms
-    silent = silent_nodes(status.newest_by_node, newest_ms)
-    running = shown[-1] if goes_on or _runs(shown[-1], facts, newest_ms - _RECENT_MS, victims) else None
     _, held_until_ms = ledger.extents({key}).get(key, span)
-    gone = held_until_ms <= span[1] and all(pod.ended_ms is not None for pod in mine)
-    following = _next_holders(ledger, key, [one for one in shown if one is not running], teams)
-    down = [node for node in nodes if node.cluster == key.cluster]
+    cut_ms = None if numbered else known.within(read)[0]
+    every = known.attempts(key, known.holds(read), mine, reports, held_until_ms, cut_ms)
+    shown = every[-MOST_ATTEMPTS:]
+    stops = _stops(every, whole=read.whole_after_ms is None)
+    if not shown:
+        return Attempts((), 0 if numbered else None, stops)
+    following = _next_holders(ledger, key, [one.of for one in shown if one.end != "running"], teams)
     before = [None, *every][-len(shown) - 1 : -1]
     rows = []
     for number, (previous, one) in enumerate(zip(before, shown, strict=True), len(every) - len(shown) + 1):
-        pods = {hold.uid for hold in one.holds}
+        pods, decision = {hold.uid for hold in one.of.holds}, one.decision
         created = [at for uid in pods if uid in facts and (at := facts[uid].created_ms) is not None]
         placed = [at for uid in pods if uid in facts and (at := facts[uid].scheduled_ms) is not None]
-        is_cut = not numbered and one.start_ms <= within[0]
-        began = min([*([] if is_cut else [one.start_ms]), *placed], default=None)
-        since = max([*([min(created)] if created else []), *([previous.end_ms] if previous else [])], default=None)
-        decision = None if one is running else _stopped_by(victims, one)
-        until_ms = _lived_until(one, facts)
-        broken = _broken_node(down, one, until_ms)
-        stop = None if one is running else _stop_of(one, facts, until_ms)
-        over: AttemptEnd = "ended" if one is shown[-1] and gone else "stopped"
-        end: AttemptEnd
-        by = ""
-        if one is running:
-            end, reason = "running", ""
-        elif decision is not None:
-            end, by, reason = "preempted", CONTROLLER, decision.reason
-        elif stop is not None and stop.how == PREEMPTED:
-            end, by, reason = "preempted", stop.by, stop.message or stop.reason
-        elif broken is not None:
-            end, reason = "node-down", broken
-        elif stop is not None and stop.how == FAILED:
-            end, reason = "failed", ": ".join(filter(None, (stop.reason, stop.message)))
-        elif stop is not None and stop.how == DELETED:
-            end, reason = over, "its pods were deleted, by a person or by their own controller"
-        elif stop is not None:
-            end, by, reason = "stopped", stop.by, stop.message or stop.reason
-        elif one is shown[-1] and _is_unseen(one, facts, silent):
-            end, reason = "unknown", ""
-        else:
-            end, reason = over, ""
+        began = min([*([] if one.is_cut else [one.of.start_ms]), *placed], default=None)
+        stopped = [previous.of.end_ms] if previous else []
+        since = max([*([min(created)] if created else []), *stopped], default=None)
         rows.append(
             JobAttempt(
                 number=number if numbered else None,
-                start_ms=None if is_cut else one.start_ms,
-                end_ms=None if one is running else one.end_ms,
+                start_ms=None if one.is_cut else one.of.start_ms,
+                end_ms=None if one.end == "running" else one.of.end_ms,
                 pods=len(pods),
-                nodes=tuple(sorted({hold.node for hold in one.holds}))[:MOST_NODES],
-                gpus=len({hold.device for hold in one.holds}),
-                gpu_us=sum(hold.gpu_us for hold in one.holds),
+                nodes=tuple(sorted({hold.node for hold in one.of.holds}))[:MOST_NODES],
+                gpus=len({hold.device for hold in one.of.holds}),
+                gpu_us=sum(hold.gpu_us for hold in one.of.holds),
                 waited_ms=None if since is None or began is None else max(0, began - since),
-                end=end,
-                by=by,
-                reason=reason,
+                end=one.end,
+                by=one.by,
+                reason=one.reason,
                 decision=None if decision is None else decision.id,
                 decision_ms=None if decision is None else decision.at_ms,
-                lost_gpu_us=None
-                if end in ("running", "ended", "unknown")
-                else _lost_us(one, decision, reports, teams, since_ms=within[0] if is_cut else None),
-                next_holders=() if one is running else following[id(one)],
+                lost_gpu_us=one.lost_gpu_us,
+                next_holders=() if one.end == "running" else following[id(one.of)],
             )
         )
-    return Attempts(tuple(rows), len(every) - len(shown) if numbered else None)
+    return Attempts(tuple(rows), len(every) - len(shown) if numbered else None, stops)
+
+
+def lost(
+    ledger: Moment,
+    keys: Collection[JobKey],
+    span: Span,
+    decisions: Sequence[Decision],
+    nodes: Iterable[NodeFacts],
+    teams: Collection[str] | None,
+    *,
+    decided_from_ms: int = 0,
+) -> Mapping[JobKey, JobStops]:
+    """What stops of these jobs in a span lost, as the attempts of each say. The number of queries does not depend on
+    the number of jobs. Unknown of a job with holds that are too many to be read, or that this ledger does not keep.
+
+    decisions: those of the span, about any job, the newest first.
+    decided_from_ms: earlier ones are not read."""
+    if not keys:
+        return {}
+    try:
+        read = ledger.holds((span,), of=keys)
+    except UnsupportedQuestion:
+        return dict.fromkeys(keys, _UNKNOWN)
+    known = _Known.of(ledger, span, decisions, nodes, teams)
+    holds: dict[JobKey, list[Hold]] = defaultdict(list)
+    for hold in known.holds(read):
+        holds[hold.key].append(hold)
+    pods: dict[JobKey, list[PodFacts]] = defaultdict(list)
+    for pod in ledger.pods(span[0], max(span[1], known.newest_ms), of=keys, ordered=False):
+        if known.counts(pod.team):
+            pods[pod.key].append(pod.facts)
+    reports: dict[JobKey, list[int]] = defaultdict(list)
+    for report in ledger.epochs(of=keys):
+        reports[report.key].append(report.at_ms)
+    extents = ledger.extents(keys)
+    whole_from_ms = max(read.whole_after_ms or 0, decided_from_ms)
+    within_ms = known.within(read)[0]
+    found = dict.fromkeys(keys, NOTHING_LOST)
+    for key, (began_ms, until_ms) in extents.items():
+        of_job = replace(known, victims=_naming(decisions, key, pods[key]))
+        cut_ms = within_ms if began_ms < within_ms else None
+        every = of_job.attempts(key, holds[key], pods[key], sorted(reports[key]), until_ms, cut_ms)
+        is_whole = whole_from_ms <= span[0] or began_ms >= whole_from_ms
+        found[key] = _stops(every, whole=is_whole)
+    return found
+
+
+def _naming(decisions: Sequence[Decision], key: JobKey, pods: Iterable[PodFacts]) -> Sequence[Decision]:
+    """Those of the decisions that stopped pods of a job."""
+    if not decisions:
+        return ()
+    names, gangs = {f"{key.namespace}/{pod.name}" for pod in pods}, gangs_of(key)
+    return [
+        one
+        for one in decisions
+        if one.cluster in ("", key.cluster)
+        and one.subject.partition("/")[2].startswith(gangs)
+        and not names.isdisjoint(named(one))
+    ]
 
 
 def _within(hold: Hold, span: Span) -> Hold | None:
@@ -204,7 +344,7 @@ def _within(hold: Hold, span: Span) -> Hold | None:
 
 def _runs(one: _Stretch, facts: Mapping[str, PodFacts], recent_ms: int, victims: Iterable[Decision]) -> bool:
     """Whether a pod of the attempt held a GPU of late, is not known to have ended, and was not stopped."""
-    stopped = {name for decision in victims if decision.at_ms >= one.start_ms for name in _named(decision)}
+    stopped = {name for decision in victims if decision.at_ms >= one.start_ms for name in named(decision)}
     return any(
         hold.end_ms > recent_ms
         and (hold.uid not in facts or facts[hold.uid].ended_ms is None)
@@ -302,7 +442,7 @@ def _stopped_by(victims: Iterable[Decision], one: _Stretch) -> Decision | None:
     for decision in victims:
         if not max(one.start_ms, one.end_ms - _DECIDED_MS) <= decision.at_ms <= one.end_ms + CLOCKS_DIFFER_MS:
             continue
-        if not last.isdisjoint(_named(decision)):
+        if not last.isdisjoint(named(decision)):
             return decision
     return None
 
@@ -336,7 +476,7 @@ def _stop_of(one: _Stretch, facts: Mapping[str, PodFacts], until_ms: int) -> Pod
     return min(stops)[-1] if stops else None
 
 
-def _named(decision: Decision) -> list[str]:
+def named(decision: Decision) -> list[str]:
     """The pods that a decision names, as NAMESPACE/NAME."""
     return [name for name in decision_text.as_list(decision.inputs.get("pods")) if isinstance(name, str)]
 
@@ -369,7 +509,7 @@ def _lost_us(
     since_ms: what the attempt held before this instant is not read; None: all of it is."""
     recorded = decision.inputs.get("lost_gpu_hours") if decision is not None else None
     names = {f"{hold.key.namespace}/{hold.pod}" for hold in one.holds}
-    if decision is not None and teams is not None and not names.issuperset(_named(decision)):
+    if decision is not None and teams is not None and not names.issuperset(named(decision)):
         recorded = None
     if isinstance(recorded, int | float):
         return round(recorded * MS_PER_HOUR * US_PER_MS)
@@ -408,7 +548,7 @@ def _is_about(decision: Decision, key: JobKey, pods: Collection[str], jobs: Iter
     subject = decision.subject.partition("/")[2]
     if subject == f"{key.namespace}/{_name(key.job)}":
         return True
-    victims = _named(decision)
+    victims = named(decision)
     if victims:
         return any(name in pods for name in victims)
     begin = f"{key.namespace}/"

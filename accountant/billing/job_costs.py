@@ -30,6 +30,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
+from accountant.billing import job_attempts
 from accountant.billing.charge import (
     ALLOCATED,
     LINE_ACCOUNTS,
@@ -47,7 +48,7 @@ from accountant.billing.usage_pricing import charge_table, charges
 from accountant.core.claim_overlap import Span
 from accountant.core.errors import UnsupportedQuestion
 from accountant.core.gpu_time_accounts import sum_by_key
-from accountant.core.record_age import silent_nodes
+from accountant.core.record_age import BURN_MS, SETTLE_MS, silent_nodes
 from accountant.ledger.protocols import EpochReport, JobKey, JobPods, Moment, QueuedPod, of_holders
 from accountant.ledger.team_assignment import USER_KEY
 from accountant.ledger.usage import HELD, PRICED_BY, EarlierSpan, Usage, Where
@@ -55,6 +56,7 @@ from accountant.prices.price_book import Price, PriceBook
 from accountant.prices.unit_prices import Place, pieces
 from accountant.wire.list_order import in_order
 from accountant.wire.option_types import JobKind, JobState, Order, job_kind
+from accountant.wire.policy_models import Decision
 from accountant.wire.usage_cost_and_job_models import (
     Accounts,
     Dimension,
@@ -62,6 +64,8 @@ from accountant.wire.usage_cost_and_job_models import (
     Job,
     JobAnswer,
     JobPart,
+    JobsStops,
+    JobStops,
     JobUse,
     label_dimension,
 )
@@ -143,10 +147,6 @@ _OF_JOB: Final = len(JobKey._fields)
 _NOTHING: Final[tuple[int, int, Decimal | None]] = (0, 0, Decimal(0))
 """The figures of a job that held nothing."""
 _NO_PLACE: Final = Place("", "", "", "")
-BURN_MS: Final = 5 * 60_000
-"""Length of the time over which the burn rate is measured."""
-SETTLE_MS: Final = 2 * 60_000
-"""The measured time ends this long before the newest record, because agents do not report at the same instant."""
 _LAST_MS: Final = BURN_MS + SETTLE_MS
 """Who held a GPU this long before the last record of its node held it until then."""
 RATE_PLACES: Final = 6
@@ -287,7 +287,8 @@ class JobFigures:
     waited_ms: the longest wait of its pods in their queues; None if unknown.
     before: GPU-µs held, GPU-µs idle and the cost in the span before; None if it is not compared, or nothing is known
         of its cluster then.
-    pod: the name of the pod by which a search found it; "" otherwise."""
+    pod: the name of the pod by which a search found it; "" otherwise.
+    stops: what its stops lost; None if that was not asked."""
 
     key: JobKey
     state: JobState
@@ -297,8 +298,11 @@ class JobFigures:
     waited_ms: int | None = None
     before: tuple[int, int, Decimal | None] | None = None
     pod: str = ""
+    stops: JobStops | None = None
 
 
+_MOST_DECISIONS: Final = 5_000
+"""The newest decisions that are read to find what stopped jobs."""
 _DOES_NOTHING = 0.99
 _MOST_OF = 0.75
 
@@ -376,6 +380,58 @@ class JobList:
         pods = self._ledger.pods(*self._span, ordered=False)
         counted = filter(self._counts, pods) if self._where else pods
         return frozenset(pod.key for pod in counted if _was_stopped(pod.facts, self._span))
+
+    @cached_property
+    def stops(self) -> Mapping[JobKey, JobStops]:
+        """What stops in the span lost, of each job of which something may have stopped a pod; of the others nothing is
+        lost. A filter selects whose time counts, and no part of it. It reads the facts of every pod, while the ledger's
+        moment lasts."""
+        start_ms, end_ms = self._span
+        read = self._ledger.decisions(
+            start_ms, end_ms + job_attempts.CLOCKS_DIFFER_MS + 1, _MOST_DECISIONS, kind="preemption"
+        )
+        victims = job_attempts.stopping(read)
+        nodes, teams = self._ledger.status().nodes, (self._where or {}).get("team")
+        return job_attempts.lost(
+            self._ledger, self._maybe_stopped(victims), self._span, victims, nodes, teams,
+            decided_from_ms=read[-1].at_ms + 1 if len(read) == _MOST_DECISIONS else 0,
+        )  # fmt: skip
+
+    def _maybe_stopped(self, victims: Iterable[Decision]) -> set[JobKey]:
+        """The jobs that have more than one attempt in the span, or one that the job may not have ended itself; and
+        some more."""
+        start_ms, end_ms = self._span
+        named = {name for one in victims for name in job_attempts.named(one)}
+        down = {
+            (node.cluster, node.name)
+            for node in self._ledger.status().nodes
+            for one in node.down
+            if one.start_ms < end_ms and (one.end_ms is None or one.end_ms > start_ms)
+        }
+        found, seen, first_end, last_begin = set[JobKey](), set[JobKey](), dict[JobKey, int](), dict[JobKey, int]()
+        for pod in self._ledger.pods(start_ms, end_ms, ordered=False):
+            if self._where and not self._counts(pod):
+                continue
+            key, facts = pod.key, pod.facts
+            seen.add(key)
+            if facts.stop is not None or f"{facts.namespace}/{facts.name}" in named:
+                found.add(key)
+            begun_ms = facts.scheduled_ms if facts.scheduled_ms is not None else facts.started_ms
+            last_begin[key] = max(last_begin.get(key, 0), begun_ms or 0)
+            if facts.ended_ms is not None:
+                first_end[key] = min(first_end.get(key, facts.ended_ms), facts.ended_ms)
+                if (pod.cluster, facts.node) in down:
+                    found.add(key)
+        found |= {key for key, end in first_end.items() if last_begin[key] > end - job_attempts.CLOCKS_DIFFER_MS}
+        for one in self.figures:
+            lasts = one.key in self._burning
+            if (
+                one.state == "unknown"
+                or (one.state == "running" and not lasts)
+                or (one.key not in seen and one.allocated_us)
+            ):
+                found.add(one.key)
+        return found
 
     def with_pods_named(self, text: str) -> Mapping[JobKey, str]:
         """The jobs with a pod that has a text in CLUSTER/NAMESPACE/NAME, in any case, and the name of this pod; of
@@ -489,6 +545,7 @@ class JobList:
             burn_per_hour=burn,
             epochs=epochs,
             pod=figures.pod or None,
+            stops=figures.stops,
             before=None
             if figures.before is None
             else JobUse(accounts_gpu_us=_accounts(then), cost=figures.before[2], unpriced_gpu_us=_unpriced(then)),
@@ -545,6 +602,7 @@ class JobChoice(NamedTuple):
     kind: None for all.
     idle: only those that `JobList.is_idle` names.
     stopped: only those of `JobList.stopped`.
+    lost: with what stops lost. The order by it has it too.
     order: by a column of `JOB_ORDERS`; what is unknown is last."""
 
     search: str = ""
@@ -552,6 +610,7 @@ class JobChoice(NamedTuple):
     order: Order = Order("cost", descending=True)
     idle: bool = False
     stopped: bool = False
+    lost: bool = False
 
 
 def chosen(jobs: JobList, choice: JobChoice, state: JobState | None = None) -> list[JobFigures]:
@@ -568,6 +627,8 @@ def chosen(jobs: JobList, choice: JobChoice, state: JobState | None = None) -> l
         and (not text or _has(one.key, text) or one.key in of_pods)
     ]
     column, descending = choice.order
+    if choice.lost or column == "lost_gpu_hours":
+        found = [replace(one, stops=jobs.stops.get(one.key, job_attempts.NOTHING_LOST)) for one in found]
     of_figures = _BY_FIGURES.get(column)
     if of_figures is not None:
         return in_order(found, of_figures, descending=descending)
@@ -596,6 +657,7 @@ _BY_FIGURES: Final[Mapping[str, Callable[[JobFigures], Any]]] = {
     "gpu_hours": lambda one: one.allocated_us,
     "idle": lambda one: (one.idle_us, one.allocated_us),
     "waited": lambda one: one.waited_ms,
+    "lost_gpu_hours": lambda one: _lost_rank(one.stops),
 }
 _BY_JOB: Final[Mapping[str, Callable[[Job], Any]]] = {
     "name": lambda job: (job.cluster, job.namespace, job.job),
@@ -607,6 +669,7 @@ _BY_JOB: Final[Mapping[str, Callable[[Job], Any]]] = {
     "gpu_hours": lambda job: job.accounts_gpu_us.allocated,
     "idle": lambda job: (job.accounts_gpu_us.allocated_idle, job.accounts_gpu_us.allocated),
     "waited": lambda job: job.waited_ms,
+    "lost_gpu_hours": lambda job: _lost_rank(job.stops),
     "team": lambda job: job.teams or None,
     "user": lambda job: job.users or None,
     "queue": lambda job: job.queues or None,
@@ -640,6 +703,21 @@ def list_jobs(
     where: a filter by any dimension. Time of a job that the filter excludes is not counted.
     before: as in `JobList`."""
     return JobList(ledger, book, (start_ms, end_ms), min(now_ms, end_ms), where, timezone, before=before)
+
+
+def _lost_rank(stops: JobStops | None) -> tuple[int | None, int] | None:
+    """What is lost; of jobs of which that is unknown, what is known."""
+    return None if stops is None else (stops.lost_gpu_us, stops.known_lost_gpu_us)
+
+
+def lost_by(jobs: Iterable[JobFigures]) -> JobsStops | None:
+    """What stops of all these jobs lost; None if that was not asked."""
+    every = [one.stops for one in jobs if one.stops is not None]
+    if not every:
+        return None
+    unknown = sum(1 for one in every if one.lost_gpu_us is None)
+    lost_us = sum(one.known_lost_gpu_us for one in every)
+    return JobsStops(lost_gpu_us=None if unknown else lost_us, known_lost_gpu_us=lost_us, unknown_jobs=unknown)
 
 
 def before(figures: Sequence[JobFigures]) -> tuple[int | None, Decimal | None]:

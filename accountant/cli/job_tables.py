@@ -17,7 +17,7 @@ from accountant.core.file_cells import cell_text
 from accountant.core.periods import utc
 from accountant.reports.figure_formatting import money
 from accountant.wire.job_columns import COLUMNS as FILED
-from accountant.wire.job_columns import cells, file_columns
+from accountant.wire.job_columns import LOST, cells, file_columns
 from accountant.wire.option_types import JobOrder
 from accountant.wire.typed_accountant_client import AccountantClient
 from accountant.wire.usage_cost_and_job_models import (
@@ -26,6 +26,8 @@ from accountant.wire.usage_cost_and_job_models import (
     JobAnswer,
     JobAttempt,
     JobsAnswer,
+    JobsStops,
+    JobStops,
     NextHolder,
 )
 from gputally.base.accountant_connection import Query, Unanswered
@@ -85,11 +87,20 @@ COLUMNS: Final[Mapping[JobOrder, TableColumn]] = {
     "created": TableColumn("created", lambda job, _: _instant(job.created_ms) or NOTHING, is_figure=False),
     "ended": TableColumn("ended", lambda job, _: _instant(job.ended_ms) or NOTHING, is_figure=False),
     "epochs": TableColumn("epochs", lambda job, _: f"{job.epochs:,}"),
+    LOST: TableColumn("lost by stops", lambda job, _: _lost(job.stops)),
 }
 """The columns beside the job, by the names of the API's orders."""
 _USUAL: Final[tuple[JobOrder, ...]] = (
     "team", "state", "pods", "waited", "gpu_hours", "busy", "gpus", "burn", "cost"
 )  # fmt: skip
+
+
+def _lost_of(stops: JobsStops | None) -> str:
+    """What the column of losses means, and of how many jobs they are unknown."""
+    if stops is None:
+        return ""
+    unknown = f", unknown of {stops.unknown_jobs:,} jobs" if stops.unknown_jobs else ""
+    return f"; lost by stops: GPU-hours since the last checkpoint{unknown}"
 
 
 def _held_of(answer: JobsAnswer) -> str:
@@ -107,7 +118,8 @@ def jobs_table(answer: JobsAnswer, zone: ZoneInfo, shown: Sequence[JobOrder] = (
     several = len({job.cluster for job in answer.jobs}) > 1
     more = (answer.count or 0) - len(answer.jobs)
     priced = priced_by(answer.price_book_version, unpriced=any(job.unpriced_gpu_us for job in answer.jobs))
-    chosen: dict[str, TableColumn] = {name: COLUMNS[name] for name in shown or _USUAL}
+    usual = (*_USUAL, *((LOST,) if answer.stops is not None else ()))
+    chosen: dict[str, TableColumn] = {name: COLUMNS[name] for name in shown or usual}
     headings = {name: column.heading.format(currency=currency).lstrip("/") for name, column in chosen.items()}
     before = answer.before
     if before is not None:
@@ -116,6 +128,7 @@ def jobs_table(answer: JobsAnswer, zone: ZoneInfo, shown: Sequence[JobOrder] = (
     totals = {
         "gpu_hours": hours(answer.total_gpu_us), "cost": money(answer.total_cost, answer.currency),
         "burn": money(answer.total_burn_per_hour, answer.currency),
+        LOST: _lost(answer.stops),
         "change": changed(answer.total_gpu_us, before.total_gpu_us if before is not None else None, before),
     }  # fmt: skip
     columns = [Column("job", overflow="fold")]
@@ -143,7 +156,8 @@ def jobs_table(answer: JobsAnswer, zone: ZoneInfo, shown: Sequence[JobOrder] = (
         ),
         caption=noted_caption(
             "\n".join(filter(None, (f"{more:,} more: --limit, --search, --sort" if more else "", answer.note))),
-            f"{priced}; GPUs and their cost per hour: over the last minutes on record{compared_with(before, zone)}",
+            f"{priced}; GPUs and their cost per hour: over the last minutes on record{compared_with(before, zone)}"
+            f"{_lost_of(answer.stops)}",
         ),
         may_drop=[headings[name] for name in _MAY_DROP if name in headings] if not shown else (),
     )
@@ -169,7 +183,7 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
                 ("pods", f"{job.pods:,}, {job.pods_running:,} running"),
                 ("longest wait in the queue", _length(job.waited_ms)),
                 ("last stop", "" if answer.last_stop is None else _stop(answer.last_stop, answer.job.id, zone)),
-                ("GPU-hours lost by stops", _lost(answer) if answer.attempts else ""),
+                ("GPU-hours lost by stops", _lost_of_job(answer) if answer.attempts else ""),
                 (
                     "now",
                     ""
@@ -265,11 +279,18 @@ def _waits_since(job: Job, zone: ZoneInfo) -> str:
     return f"{instant(job.waiting_since_ms, zone)}, for {_length(job.waiting_ms)}"
 
 
-def _lost(answer: JobAnswer) -> str:
+def _lost_of_job(answer: JobAnswer) -> str:
     """The GPU-hours that the stops of a job lost."""
     if answer.lost_gpu_us is not None:
         return hours(answer.lost_gpu_us)
     return f"at least {hours(answer.known_lost_gpu_us)}" if answer.known_lost_gpu_us else "unknown"
+
+
+def _lost(stops: JobStops | None) -> str:
+    """The GPU-hours that stops lost, or as much as is known of them."""
+    if stops is None or stops.lost_gpu_us is None:
+        return f"≥ {hours(stops.known_lost_gpu_us)}" if stops and stops.known_lost_gpu_us else NOTHING
+    return hours(stops.lost_gpu_us)
 
 
 def _ran_ms(one: JobAttempt, until_ms: int) -> int | None:
@@ -303,11 +324,17 @@ def _held(job: Job | None) -> int | None:
 
 
 def job_records(
-    jobs: Iterable[Job], currency: str | None, shown: Sequence[JobOrder] = (), *, compare: bool = False
+    jobs: Iterable[Job],
+    currency: str | None,
+    shown: Sequence[JobOrder] = (),
+    *,
+    compare: bool = False,
+    lost: bool = False,
 ) -> Iterator[dict[str, object]]:
     """Jobs as rows of CSV, with the columns of the page's file; unknown values are empty. shown: the columns; all
-    without any. compare: with the figures of the span before."""
-    parts, with_currency = file_columns(shown or tuple(FILED), compare=compare)
+    without any, and those of losses only if they were asked. compare: with the figures of the span before."""
+    usual = tuple(name for name in FILED if name != LOST or lost)
+    parts, with_currency = file_columns(shown or usual, compare=compare)
     for job in jobs:
         *found, told = cells(parts, job, currency, with_currency=True)
         row: dict[str, object] = {

@@ -201,6 +201,7 @@ def jobs(
 ) -> None:
     """List jobs with their GPU-hours, cost so far, burn rate and wait."""
     from accountant.cli.job_tables import COLUMNS, called, epoch_record, job_records, jobs_table, print_job
+    from accountant.wire.job_columns import asks_lost
     from accountant.wire.usage_cost_and_job_models import JobAnswer, JobsAnswer
 
     zone = at.zone
@@ -216,14 +217,15 @@ def jobs(
             show(output, lambda: print_job(job_answer, zone), job_answer.model_dump(mode="json"), epochs)
             return
         query: Query = {**span, "state": state, "kind": kind, "search": search or None, "sort": order, **filters(where)}
-        flags = {"idle": idle, "stopped": stopped, "compare": compare}
+        lost = asks_lost(shown, JOB_ORDERS.read(order).column) or (stopped and not shown)
+        flags = {"idle": idle, "stopped": stopped, "compare": compare, "lost": lost and output != "parquet"}
         query = {**query, **{name: "true" if flag else None for name, flag in flags.items()}}
         if output == "parquet":
             write_binary(remote.get("/jobs.parquet", {**query, "columns": ",".join(shown) or None}))
             return
         most = SHOWN if limit is None and output == "table" else limit
         answer = remote.whole(JobsAnswer, "/v1/jobs", query, most)
-    rows = job_records(answer.jobs, answer.currency, shown, compare=compare)
+    rows = job_records(answer.jobs, answer.currency, shown, compare=compare, lost=lost)
     show(output, lambda: jobs_table(answer, zone, shown), answer.model_dump(mode="json"), rows)
 
 

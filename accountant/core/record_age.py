@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gputally.base.units import BUCKET_MS
+from gputally.base.units import BUCKET_MS, MS_PER_MINUTE
 
 OLD_MS: Final = 3 * BUCKET_MS
 """Three times the longest interval of agents, which is a quarter of an hour."""
+BURN_MS: Final = 5 * MS_PER_MINUTE
+"""Length of the time over which the burn rate is measured."""
+SETTLE_MS: Final = 2 * MS_PER_MINUTE
+"""The measured time ends this long before the newest record, because agents do not report at the same instant."""
 
 
 def is_old(newest_ms: int, now_ms: int) -> bool:

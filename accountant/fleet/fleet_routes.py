@@ -87,7 +87,7 @@ from accountant.wire.list_fields import FileKind
 from accountant.wire.list_order import ListOrder, in_order
 from accountant.wire.option_types import JOB_ORDERS, NODE_ORDERS, JobKind
 from accountant.wire.policy_models import IDLE, UNASSIGNED
-from accountant.wire.usage_cost_and_job_models import CostAnswer, Job, JobSort, UsageAnswer
+from accountant.wire.usage_cost_and_job_models import CostAnswer, Job, JobSort, JobsStops, UsageAnswer
 from gputally.base.clock import Clock
 from gputally.base.money import exact_sum, sum_if_known
 from gputally.base.units import MS_PER_SECOND
@@ -497,8 +497,18 @@ def _added(sums: Sequence[page_rows.Jobs], currencies: Sequence[str | None]) -> 
         exact_sum(one.total for one in sums), unpriced=any(one.unpriced for one in sums),
         before=_added(before, ())[0] if before else None,
         burn_per_hour=sum_if_known(one.burn_per_hour for one in sums), held=sum(one.held for one in sums),
+        stops=_added_stops([one.stops for one in sums if one.count]),
     )  # fmt: skip
     return whole, currencies[0] if len(set(currencies)) == 1 else None
+
+
+def _added_stops(of_ledgers: Sequence[JobsStops | None]) -> JobsStops | None:
+    """What stops lost in all ledgers; None if that was not asked."""
+    every = [one for one in of_ledgers if one is not None]
+    if not every:
+        return None
+    lost_us, unknown = sum(one.known_lost_gpu_us for one in every), sum(one.unknown_jobs for one in every)
+    return JobsStops(lost_gpu_us=None if unknown else lost_us, known_lost_gpu_us=lost_us, unknown_jobs=unknown)
 
 
 @router.get("/fleet/jobs.csv", include_in_schema=False)

@@ -28,7 +28,7 @@ from accountant.web.list_bar import Bar, OrderedListParams, check_columns
 from accountant.web.list_files import FileFormat, ListRecords, against, list_file
 from accountant.web.page_queries import ListSpan
 from accountant.web.page_rows import paged
-from accountant.wire.job_columns import COLUMNS, COMPARED, TEXTS, cells, file_columns
+from accountant.wire.job_columns import COLUMNS, COMPARED, LOST, TEXTS, asks_lost, cells, file_columns
 from accountant.wire.list_fields import FileCell, FileKind
 from accountant.wire.list_order import ListOrder
 from accountant.wire.option_types import JOB_ORDERS, JobKind, JobOrder, JobState
@@ -52,7 +52,13 @@ class JobListParams(OrderedListParams):
 
     @property
     def choice(self) -> JobChoice:
-        return JobChoice(self.search, self.kind, self.order, self.idle, self.stopped)
+        lost = asks_lost(self.shown, self.order.column)
+        return JobChoice(self.search, self.kind, self.order, self.idle, self.stopped, lost)
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The columns of the list."""
+        return self.columns or (*USUAL, *((LOST,) if self.stopped or self.order.column == LOST else ()))
 
     @property
     def own(self) -> dict[str, str | None]:
@@ -80,7 +86,7 @@ def bar_of(path: str, params: JobListParams, deps: Deps, more: Mapping[str, tupl
         name: column.title.removesuffix(" now" if stopped else "") for name, column in COLUMNS.items()
     }
     bar = Bar(
-        path=path, params=params, span=span, columns=titles, shown=params.columns or USUAL,
+        path=path, params=params, span=span, columns=titles, shown=params.shown,
         own={**params.own, **(more or {})}, now_ms=now, labels=deps.settings.exported_labels,
     )  # fmt: skip
     check_columns(bar)
@@ -129,7 +135,8 @@ def jobs_page(request: Request, params: AskedJobs, deps: AppDeps, principal: Rea
         states=list(STATES), kinds=get_args(JobKind),
         idle_now=bar.url(**{**dict.fromkeys(bar.own), **page_queries.IDLE_NOW}, end=None, search=None),
         order=ListOrder(bar.url, params.order, JOB_ORDERS.ascending.__contains__),
-        api=bar.url("/v1/jobs", columns=None, sort=str(params.order), **bar.fixed),
+        api=bar.url("/v1/jobs", columns=None, sort=str(params.order), lost="true" if params.choice.lost else None,
+                    **bar.fixed),
         **saved_views.of(request, deps, principal),
         note=params.note(span.start_ms, deps.clock.wall_ms(), span.timezone, deps.newest_ms(), deps.silence_note()),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from accountant.billing.charge import ALLOCATED, BILLED, Account, quantify, unpriced_us
 from accountant.billing.cost_allocation import statement
-from accountant.billing.job_costs import JobChoice, JobFigures, JobList, chosen
+from accountant.billing.job_costs import JobChoice, JobFigures, JobList, chosen, lost_by
 from accountant.billing.queue_waits import pod_wait
 from accountant.billing.statements import Adjustment, Correction
 from accountant.billing.usage_pricing import charges
@@ -27,7 +27,7 @@ from accountant.prices.price_book import PriceBook
 from accountant.reports.report_breakdowns import AccountRow, share
 from accountant.wire.option_types import JobState
 from accountant.wire.policy_models import IDLE
-from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, Job, UsageLine
+from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, Job, JobsStops, UsageLine
 from gputally.base.gpu_resources import requested_devices
 from gputally.base.money import exact_sum, sum_if_known
 from gputally.base.units import MS_PER_HOUR, US_PER_MS
@@ -140,6 +140,7 @@ class Jobs:
     total: the sum of the known costs.
     unpriced: whether the cost of a job is unknown.
     burn_per_hour: the sum of their costs an hour; None if one is unknown.
+    stops: what stops of all of them lost; None if that was not asked.
     before: the sums of the span before, if the list is compared with it and anything is known of it."""
 
     shown: tuple[Job, ...]
@@ -151,6 +152,7 @@ class Jobs:
     before: Jobs | None = None
     burn_per_hour: Decimal | None = None
     held: int = 0
+    stops: JobsStops | None = None
 
 
 NO_JOBS = Jobs((), 0, 0, 0, Decimal(0), unpriced=False, burn_per_hour=Decimal(0))
@@ -189,6 +191,7 @@ def _jobs(figures: Sequence[JobFigures], shown: tuple[Job, ...]) -> Jobs:
         before=_jobs([JobFigures(one.key, one.state, *one.before) for one in figures if one.before], ())
         if any(one.before for one in figures)
         else None,
+        stops=lost_by(figures),
     )
 
 

@@ -38,6 +38,18 @@ def _seconds(milliseconds: int | None) -> float | None:
     return None if milliseconds is None else milliseconds / MS_PER_SECOND
 
 
+def _lost(name: str) -> JobField:
+    """A column of what stops lost; empty if it is unknown, or was not asked."""
+
+    def of(job: Job) -> FileCell:
+        lost_us: int | None = None if job.stops is None else getattr(job.stops, f"{name}_gpu_us")
+        return None if lost_us is None else gpu_hours(lost_us)
+
+    return JobField(f"{name}_gpu_hours", "hours", of)
+
+
+LOST: Final = "lost_gpu_hours"
+"""The column of the GPU-hours since the last checkpoint that stops lost. Only who asks for it has it."""
 _UNPRICED: Final[JobField] = JobField("unpriced_gpu_hours", "hours", lambda job: gpu_hours(job.unpriced_gpu_us))
 COLUMNS: Final[Mapping[JobOrder, JobColumn]] = {
     "cluster": JobColumn("Cluster"),
@@ -83,6 +95,7 @@ COLUMNS: Final[Mapping[JobOrder, JobColumn]] = {
     "created": JobColumn("Created", (JobField("created", "instant", lambda job: job.created_ms),)),
     "ended": JobColumn("Ended", (JobField("ended", "instant", lambda job: job.ended_ms),)),
     "epochs": JobColumn("Epochs", (JobField("epochs", "integer", lambda job: job.epochs),)),
+    LOST: JobColumn("Lost by stops", (_lost("lost"), _lost("known_lost"))),
 }
 """The columns beside the name of the job, by their names in addresses, which are also orders."""
 TEXTS: Final = frozenset({*JOB_ORDERS.ascending, "created", "ended"})
@@ -97,6 +110,11 @@ NAMING: Final[tuple[JobField, ...]] = (
     JobField("namespace", "text", lambda job: job.namespace), JobField("job", "text", lambda job: job.job),
 )  # fmt: skip
 """The columns of a file that name the job."""
+
+
+def asks_lost(shown: Sequence[str], order: str) -> bool:
+    """Whether a list with these columns, in the order of that one, must know what stops lost."""
+    return LOST in (*shown, order)
 
 
 def file_columns(shown: Sequence[JobOrder], *, compare: bool) -> tuple[list[JobField], bool]:

@@ -13,6 +13,7 @@ JobState = Literal["waiting", "running", "ended", "unknown"]
 JobOrder = Literal[
     "name", "cluster", "namespace", "team", "user", "queue", "state", "kind", "gpus", "waited", "gpu_hours", "busy",
     "utilisation", "idle", "unknown", "cost", "unpriced", "burn", "gpu_model", "pods", "created", "ended", "epochs",
+    "lost_gpu_hours",
 ]  # fmt: skip
 """The columns of a list of jobs."""
 NodeOrder = Literal[

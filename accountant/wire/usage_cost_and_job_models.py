@@ -292,6 +292,22 @@ class JobUse(Model):
     unpriced_gpu_us: int
 
 
+class JobStops(Model):
+    """What stops of a job lost in a span: the time that it held since its last checkpoint, of each attempt that
+    something else than the job ended.
+
+    lost_gpu_us: None if it is unknown of a stop. known_lost_gpu_us: of those stops of which it is known."""
+
+    lost_gpu_us: int | None
+    known_lost_gpu_us: int
+
+
+class JobsStops(JobStops):
+    """What stops of several jobs lost. unknown_jobs: the number of jobs of which it is unknown of a stop."""
+
+    unknown_jobs: int
+
+
 class SpanBefore(Model):
     """The span before, with which a list is compared, or the part of it that has records. coverage: as
     `UsageAnswer.coverage`; if it is None or 0, nothing is known of that span.
@@ -325,7 +341,8 @@ class Job(Model):
     gpus, burn_per_hour: GPUs held, and their cost per hour, over the last minutes on record; None if unknown.
     epochs: number of reported epochs.
     pod: the name of one of its pods that has the searched text; None if the job's own path has it, or without a search.
-    before: its use in the span before, if the list is compared with it and anything is known of it."""
+    before: its use in the span before, if the list is compared with it and anything is known of it.
+    stops: what its stops in the span lost, whatever part of it a filter selects; only if the request asks for it."""
 
     id: str
     cluster: str
@@ -355,6 +372,7 @@ class Job(Model):
     epochs: int
     pod: str | None = Field(default=None, exclude_if=is_empty)
     before: JobUse | None = Field(default=None, exclude_if=is_empty)
+    stops: JobStops | None = Field(default=None, exclude_if=is_empty)
 
     @property
     def then(self) -> Job | None:
@@ -378,7 +396,8 @@ class JobsAnswer(Model):
     held_count: how many of them held a GPU in the span, as reports count jobs; the others waited, or ended without one.
     total_cost: exact sum of the jobs' costs, over all pages; None if any is unknown.
     total_burn_per_hour: the sum of their `burn_per_hour`, over all pages; None if any is unknown.
-    before: the span before, if the list is compared with it; it then has the jobs of both spans."""
+    before: the span before, if the list is compared with it; it then has the jobs of both spans.
+    stops: what stops of all jobs lost, over all pages; only if the request asks for it, and there are jobs."""
 
     start_ms: int
     end_ms: int
@@ -391,6 +410,7 @@ class JobsAnswer(Model):
     total_burn_per_hour: Exact | None = None
     held_count: int = 0
     before: JobsBefore | None = Field(default=None, exclude_if=is_empty)
+    stops: JobsStops | None = Field(default=None, exclude_if=is_empty)
     next_page: str | None = None
     note: str = ""
 
@@ -566,8 +586,8 @@ class JobAnswer(Model):
         has whole hours; ask the cluster's own accountant. They have the job's held time, unless there are
         `earlier_attempts`, which are counted only.
         earlier_attempts: None if their number is unknown, because not all holds are read.
-    lost_gpu_us: the time that it held since a checkpoint and lost by a stop, over all attempts. None if that is unknown
-        of one of them. known_lost_gpu_us: of those of which it is known; None without attempts."""
+    lost_gpu_us: the time that it held since a checkpoint and lost by a stop, over all attempts in this time. None if
+        that is unknown of one of them. known_lost_gpu_us: of those of which it is known; None without attempts."""
 
     start_ms: int
     end_ms: int

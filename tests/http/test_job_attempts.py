@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -593,6 +595,103 @@ def test_the_list_of_jobs_finds_those_that_a_scheduler_or_an_eviction_stopped(
     assert [name for name in ("train",) if f"~{name}" in page.text] == found
     link = client.get("/decisions?kind=preemption", headers=BROWSER).text
     assert "/jobs?start=31d&amp;stopped=true" in link
+
+
+def losses(service: Service, who: str = "all", **query: object) -> dict[str, tuple[int | None, int]]:
+    """What stops of each listed job lost: in full, and as far as it is known."""
+    answer = client_of(service).get("/v1/jobs", params={"lost": "true", **query}, headers=bearer(who))
+    assert answer.status_code == 200, answer.text
+    found = {job["id"]: (job["stops"]["lost_gpu_us"], job["stops"]["known_lost_gpu_us"])
+             for job in answer.json()["jobs"]}  # fmt: skip
+    whole = answer.json()["stops"]
+    unknown = [lost for lost, _ in found.values() if lost is None]
+    assert whole["unknown_jobs"] == len(unknown)
+    assert whole["known_lost_gpu_us"] == sum(known for _, known in found.values())
+    assert whole["lost_gpu_us"] == (None if unknown else whole["known_lost_gpu_us"])
+    return found
+
+
+def epochs_at(service: Service, *at: int) -> None:
+    body = [{"epoch": number, "at": str(BEGIN + minute * MINUTE_MS)} for number, minute in enumerate(at)]
+    client_of(service).post(f"/v1/jobs/{JOB}/progress", json=body, headers=bearer("vision")).raise_for_status()
+
+
+@pytest.mark.parametrize(("at", "decided"), [((), True), ((15,), False), ((5, 15, 45), True)])
+def test_the_list_of_jobs_has_what_the_attempts_of_each_say_that_stops_lost(
+    service: Service, at: tuple[int, ...], decided: bool
+) -> None:
+    if at:
+        epochs_at(service, *at)
+    if decided:
+        stopped(service, 19, pods=["vision/pod-a1", "vision/pod-a2"], result="stopped", lost_gpu_hours=0.5)
+        stopped(service, 59, pods=["vision/pod-b1"], result="blocked", lost_gpu_hours=4.5)
+    for low, high in ((-1, 121), (10, 50), (45, 90)):
+        query = {"start": BEGIN + low * MINUTE_MS, "end": BEGIN + high * MINUTE_MS}
+        for who in ("all", "vision"):
+            found = losses(service, who, **query)
+            assert JOB in found
+            for job, lost in found.items():
+                one = client_of(service).get(f"/v1/jobs/{job}", params=query, headers=bearer(who)).json()
+                assert lost == (one["lost_gpu_us"], one["known_lost_gpu_us"]), (job, query)
+    whole = losses(service, start=BEGIN - MINUTE_MS)
+    if at == (15,):
+        assert whole[JOB] == ((2 * 5 + 39) * MINUTE_MS * 1000,) * 2
+    if not at:
+        assert whole[JOB] == (None, 30 * MINUTE_MS * 1000), "a decision knows a checkpoint, the job none"
+
+
+@pytest.mark.parametrize(
+    "stops",
+    [
+        (TAKEN, OBEYED), (OBEYED,), (None,), (at_minute(20, "failed", "", "OOMKilled"),),
+        (at_minute(-90, "preempted", "kai-scheduler", "CalledOff"),),
+    ],
+)  # fmt: skip
+def test_the_list_finds_losses_of_every_kind_of_stop(ledger_of: Any, stops: tuple[PodStop | None, ...]) -> None:
+    service = with_stops(ledger_of, *stops)
+    assert losses(service, start=BEGIN) == {JOB: (None, 0)}
+    epochs_at(service, 15)
+    assert losses(service, start=BEGIN) == {JOB: (len(stops) * 5 * MINUTE_MS * 1000,) * 2}
+
+
+def test_a_job_that_nothing_stopped_lost_nothing_and_is_not_looked_for(
+    ledger_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of jobs with more holds than are read, the losses are unknown; of those that had one pod, nothing is lost."""
+    monkeypatch.setattr(read_snapshot, "MOST_HOLDS", 1)
+    once = fact("once", "vision", "Job/once", 0, 0, **ended(30))
+    service = ledger_of(
+        [fact("a", "vision", "Job/train", 0, 0, stop=TAKEN, **ended(20)), fact("b", "vision", "Job/train", 20, 40),
+         once],
+        [*minutes(0, 20, "GPU-1", "a", "vision"), *minutes(40, 120, "GPU-1", "b", "vision"),
+         *minutes(0, 30, "GPU-2", "once", "vision")],
+    )  # fmt: skip
+    epochs_at(service, 15)
+    assert losses(service, start=BEGIN) == {JOB: (None, 0), "prod~vision~Job~once": (0, 0)}
+
+
+def test_the_page_its_files_and_the_order_have_what_stops_lost(service: Service) -> None:
+    epochs_at(service, 15)
+    client = client_of(service, headers=bearer("all"))
+    span = f"start={BEGIN - MINUTE_MS}&end={NOW_MS}"
+    plain = client.get(f"/v1/jobs?{span}").json()
+    assert "stops" not in plain
+    assert all("stops" not in job for job in plain["jobs"])
+    ordered = client.get(f"/v1/jobs?{span}&sort=lost_gpu_hours:asc").json()["jobs"]
+    known = [job["stops"]["lost_gpu_us"] for job in ordered if job["stops"]["lost_gpu_us"] is not None]
+    assert known == sorted(known)
+    assert max(known) == 49 * MINUTE_MS * 1000
+    paged = client.get(f"/v1/jobs?{span}&sort=lost_gpu_hours&limit=1").json()
+    assert (paged["jobs"][0]["id"], paged["count"]) == (JOB, 3)
+    assert paged["stops"]["known_lost_gpu_us"] == 49 * MINUTE_MS * 1000, "of all pages"
+    for query in (f"{span}&columns=lost_gpu_hours", f"{span}&sort=lost_gpu_hours"):
+        rows = list(csv.DictReader(io.StringIO(client.get(f"/jobs.csv?{query}").text)))
+        assert {row["id"]: row["lost_gpu_hours"] for row in rows}[JOB] == "0.816666667"
+        page = client.get(f"/jobs?{query}", headers=BROWSER).text
+        assert "Lost by stops" in page
+        assert "0.8" in page[page.index("<tfoot>") :]
+    assert "Lost by stops" in client.get(f"/jobs?{span}&stopped=true", headers=BROWSER).text
+    assert "lost_gpu_hours" not in client.get(f"/jobs.csv?{span}").text
 
 
 @pytest.fixture
