@@ -380,13 +380,15 @@ def attempts(
     span = {"start": str(found.start_ms), "end": str(found.end_ms)}
     one = accountant.ask(JobAnswer, f"/v1/jobs/{quote(listed.id, safe='~')}", span)
     known = one.attempts or ()
+    otherwise = {"gpu_us", "lost_gpu_us", "checkpoint_ms", "start_ms", "end_ms", "waited_ms"}
     rows = [
-        {**attempt.model_dump(mode="json", exclude={"gpu_us", "lost_gpu_us", "start_ms", "end_ms", "waited_ms"}),
+        {**attempt.model_dump(mode="json", exclude=otherwise),
          "start": None if attempt.start_ms is None else utc(attempt.start_ms),
          "end_at": None if attempt.end_ms is None else utc(attempt.end_ms),
          "waited_seconds": None if attempt.waited_ms is None else attempt.waited_ms // MS_PER_SECOND,
          "gpu_hours": _hours(attempt.gpu_us),
-         "lost_gpu_hours": None if attempt.lost_gpu_us is None else _hours(attempt.lost_gpu_us)}
+         "lost_gpu_hours": None if attempt.lost_gpu_us is None else _hours(attempt.lost_gpu_us),
+         "checkpoint_at": None if attempt.checkpoint_ms is None else utc(attempt.checkpoint_ms)}
         for attempt in reversed(known[-limit:])
     ]  # fmt: skip
     unknown = "the attempts are unknown here: ask the cluster's own accountant" if one.attempts is None else ""

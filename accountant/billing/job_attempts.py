@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
+from fractions import Fraction
 from typing import Final
 
 from accountant.core.claim_overlap import Span, union
@@ -26,6 +28,7 @@ from accountant.wire.policy_models import Decision
 from accountant.wire.usage_cost_and_job_models import AttemptEnd, JobAttempt, JobStops, NextHolder
 from agent.wire import PodFacts
 from gputally.base.apportionment import prorate
+from gputally.base.money import rate
 from gputally.base.pod_stop import DELETED, EVICTED, FAILED, PREEMPTED, PodStop
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR, MS_PER_MINUTE, US_PER_MS
 
@@ -54,6 +57,8 @@ CLOCKS_DIFFER_MS: Final = MS_PER_MINUTE
 
 _Taker = tuple[JobKey, str, str]
 """A job, with the team and the queue that its time is booked to."""
+_Taken = tuple[int, Hold]
+"""A hold of a GPU that an attempt released, and how long after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,8 @@ class _Stretch:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """An attempt: what ended it, and what that lost. is_cut: whether it may have begun before the read time."""
+    """An attempt: what ended it, and what that lost since which checkpoint. is_cut: whether it may have begun before
+    the read time."""
 
     of: _Stretch
     is_cut: bool
@@ -96,6 +102,7 @@ class _Found:
     reason: str
     decision: Decision | None
     lost_gpu_us: int | None
+    checkpoint_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +195,10 @@ class _Known:
                 end, reason = "unknown", ""
             else:
                 end, reason = over, ""
-            lost_us = None
-            if end not in _NOT_STOPPED:
-                lost_us = _lost_us(one, decision, reports, self.teams, since_ms=cut_ms if is_cut else None)
-            found.append(_Found(one, is_cut, end, by, reason, decision, lost_us))
+            lost_us, saved_ms = _lost(one, decision, reports, self.teams, since_ms=cut_ms if is_cut else None)
+            if end in _NOT_STOPPED:
+                lost_us = None
+            found.append(_Found(one, is_cut, end, by, reason, decision, lost_us, saved_ms))
         return found
 
 
@@ -259,6 +266,7 @@ def attempts(
                 pods=len(pods),
                 nodes=tuple(sorted({hold.node for hold in one.of.holds}))[:MOST_NODES],
                 gpus=len({hold.device for hold in one.of.holds}),
+                held_gpus=_held(one.of.holds),
                 gpu_us=sum(hold.gpu_us for hold in one.of.holds),
                 waited_ms=None if since is None or began is None else max(0, began - since),
                 end=one.end,
@@ -267,6 +275,7 @@ def attempts(
                 decision=None if decision is None else decision.id,
                 decision_ms=None if decision is None else decision.at_ms,
                 lost_gpu_us=one.lost_gpu_us,
+                checkpoint_ms=one.checkpoint_ms,
                 next_holders=() if one.end == "running" else following[id(one.of)],
             )
         )
@@ -397,7 +406,7 @@ def _next_holders(
         if read.whole_after_ms is not None and any(hold.end_ms <= read.whole_after_ms for hold in of_one):
             taken[id(one)] = None
             continue
-        by_taker: dict[_Taker, list[int]] = defaultdict(list)
+        by_taker: dict[_Taker, list[_Taken]] = defaultdict(list)
         for hold in of_one:
             later = (
                 other
@@ -406,7 +415,7 @@ def _next_holders(
             )
             taker = next(later, None)
             if taker is not None and (taker.key != key or taker.start_ms > one.end_ms):
-                by_taker[taker.key, taker.team, taker.queue].append(taker.start_ms - hold.end_ms)
+                by_taker[taker.key, taker.team, taker.queue].append((taker.start_ms - hold.end_ms, taker))
         taken[id(one)] = _described(by_taker, teams)
     return taken
 
@@ -423,16 +432,33 @@ def _spans_after(released: Iterable[Hold]) -> list[Span]:
     return spans if len(spans) <= _MOST_SPANS else [(spans[0][0], spans[-1][1])]
 
 
-def _described(by_taker: Mapping[_Taker, Sequence[int]], teams: Collection[str] | None) -> tuple[NextHolder, ...]:
-    rows, hidden = [], list[int]()
-    for (key, team, queue), after in sorted(by_taker.items(), key=lambda item: (-len(item[1]), item[0])):
+def _described(by_taker: Mapping[_Taker, Sequence[_Taken]], teams: Collection[str] | None) -> tuple[NextHolder, ...]:
+    rows, hidden = [], list[_Taken]()
+    for (key, team, queue), taken in sorted(by_taker.items(), key=lambda item: (-len(item[1]), item[0])):
         if teams is not None and team not in teams:
-            hidden += after
+            hidden += taken
             continue
-        rows.append(NextHolder(job=key.id, team=team, queue=queue, gpus=len(after), after_ms=min(after)))
+        rows.append(_next_holder(taken, key.id, team, queue))
     if hidden:
-        rows.append(NextHolder(job=None, team=None, queue=None, gpus=len(hidden), after_ms=min(hidden)))
+        rows.append(_next_holder(hidden))
     return tuple(rows)
+
+
+def _next_holder(
+    taken: Sequence[_Taken], job: str | None = None, team: str | None = None, queue: str | None = None
+) -> NextHolder:
+    after_ms = min(after for after, _ in taken)
+    held = _held([hold for _, hold in taken])
+    return NextHolder(job=job, team=team, queue=queue, gpus=len(taken), held_gpus=held, after_ms=after_ms)
+
+
+def _held(holds: Iterable[Hold]) -> Decimal:
+    """How much of GPUs was held: the sum of the parts of each, over the time that each was held."""
+    held: dict[int, tuple[int, int]] = {}
+    for hold in holds:
+        gpu_us, length_us = held.get(hold.device, (0, 0))
+        held[hold.device] = gpu_us + hold.gpu_us, length_us + (hold.end_ms - hold.start_ms) * US_PER_MS
+    return rate(sum((Fraction(gpu_us, length_us) for gpu_us, length_us in held.values()), Fraction(0)))
 
 
 def _stopped_by(victims: Iterable[Decision], one: _Stretch) -> Decision | None:
@@ -495,16 +521,16 @@ def _broken_node(nodes: Iterable[NodeFacts], one: _Stretch, until_ms: int) -> st
     return None
 
 
-def _lost_us(
+def _lost(
     one: _Stretch,
     decision: Decision | None,
     reports: Sequence[int],
     teams: Collection[str] | None,
     *,
     since_ms: int | None,
-) -> int | None:
-    """The GPU-µs held since the last checkpoint; None if no checkpoint is known. What the controller recorded counts
-    for readers who see all the pods that it stopped.
+) -> tuple[int | None, int | None]:
+    """The GPU-µs held since the last checkpoint, and its instant; None if it is not known. What the controller recorded
+    counts for readers who see all the pods that it stopped.
 
     since_ms: what the attempt held before this instant is not read; None: all of it is."""
     recorded = decision.inputs.get("lost_gpu_hours") if decision is not None else None
@@ -512,17 +538,20 @@ def _lost_us(
     if decision is not None and teams is not None and not names.issuperset(named(decision)):
         recorded = None
     if isinstance(recorded, int | float):
-        return round(recorded * MS_PER_HOUR * US_PER_MS)
+        at_ms = decision.inputs.get("checkpoint_ms") if decision is not None else None
+        return round(recorded * MS_PER_HOUR * US_PER_MS), at_ms if isinstance(at_ms, int) else None
     if not reports:
-        return None
-    saved = max((at for at in reports if at <= one.end_ms), default=0)
+        return None, None
+    saved_ms = max((at for at in reports if at <= one.end_ms), default=None)
+    saved = saved_ms or 0
     if since_ms is not None and saved < since_ms:
-        return None
-    return sum(
+        return None, saved_ms
+    lost_us = sum(
         prorate(hold.gpu_us, length, max(0, saved - hold.start_ms), length)
         for hold in one.holds
         if (length := hold.end_ms - hold.start_ms) > 0 and hold.end_ms > saved
     )
+    return lost_us, saved_ms
 
 
 def gangs_of(key: JobKey) -> tuple[str, ...]:

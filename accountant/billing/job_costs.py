@@ -73,7 +73,7 @@ from agent.wire import PodFacts
 from gputally.base import called_off
 from gputally.base.apportionment import apportion
 from gputally.base.gpu_resources import requested_devices
-from gputally.base.money import exact_product, gpu_hours, sum_if_known
+from gputally.base.money import exact_product, gpu_hours, rate, sum_if_known
 from gputally.base.pod_stop import DELETED, FAILED
 from gputally.base.units import MS_PER_HOUR, US_PER_MS
 
@@ -149,7 +149,6 @@ _NOTHING: Final[tuple[int, int, Decimal | None]] = (0, 0, Decimal(0))
 _NO_PLACE: Final = Place("", "", "", "")
 _LAST_MS: Final = BURN_MS + SETTLE_MS
 """Who held a GPU this long before the last record of its node held it until then."""
-RATE_PLACES: Final = 6
 
 
 class _Time(NamedTuple):
@@ -564,9 +563,9 @@ class JobList:
         gpus, per_hour = Fraction(sum(time.gpu_us for time in burning), over_us), Fraction(0)
         for time in burning:
             if time.price is None:
-                return _rounded(gpus), None
+                return rate(gpus), None
             per_hour += Fraction(time.price.price) * time.gpu_us / over_us
-        return _rounded(gpus), _rounded(per_hour)
+        return rate(gpus), rate(per_hour)
 
     def _counts(self, pod: QueuedPod) -> bool:
         """Whether a pod is one of a listed job: one that held time that matches the filter, or one that matches it
@@ -854,11 +853,6 @@ def epoch_lines(
             shares[number] += share
     parts = quantify(((f"{number:08d}",), charge) for number, share in enumerate(shares) for charge in share)
     return [(one, parts.get((f"{number:08d}",), [])) for number, one in enumerate(cut)]
-
-
-def _rounded(value: Fraction) -> Decimal:
-    """A rate for display. A list adds up the rates that it shows, and nothing else does."""
-    return Decimal(round(value * 10**RATE_PLACES)).scaleb(-RATE_PLACES)
 
 
 def beginning(ledger: Moment, key: JobKey, end_ms: int) -> int | None:

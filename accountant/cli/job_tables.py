@@ -33,7 +33,7 @@ from accountant.wire.usage_cost_and_job_models import (
 from gputally.base.accountant_connection import Query, Unanswered
 from gputally.base.money import gpu_hours, plain
 from gputally.base.near_names import nearest
-from gputally.base.number_format import NOTHING, hours, percent
+from gputally.base.number_format import NOTHING, gpus, hours, percent
 from gputally.base.terminal import figures, table
 from gputally.base.units import MS_PER_SECOND
 
@@ -232,7 +232,7 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
                 "running" if one.end_ms is None else instant(one.end_ms, zone),
                 _length(one.waited_ms),
                 _length(_ran_ms(one, answer.end_ms)),
-                str(one.gpus),
+                gpus(one.held_gpus),
                 hours(one.gpu_us),
                 NOTHING if one.lost_gpu_us is None else hours(one.lost_gpu_us),
                 one.by or _ENDS[one.end],
@@ -248,7 +248,7 @@ def print_job(answer: JobAnswer, zone: ZoneInfo) -> Group:
     stops = [
         Text(_stop(one, job.id, zone), overflow="fold")
         for one in answer.attempts or ()
-        if one.reason or one.next_holders
+        if one.reason or one.next_holders or _saved(one, zone)
     ]
     of_attempts: list[RenderableType] = [attempts, *stops] if is_told else []
     return Group(facts, *of_attempts, prices, *([epochs] if answer.epochs else []))
@@ -263,7 +263,7 @@ _ENDS = {
 
 def _stop(one: JobAttempt, job: str, zone: ZoneInfo) -> str:
     """When an attempt stopped, by whom and why, and who held its GPUs next."""
-    told = [*([_stopped_by(one)] if one.reason else []), *_went_to(one, job)] or [_ENDS[one.end]]
+    told = [*([_stopped_by(one)] if one.reason else []), *_saved(one, zone), *_went_to(one, job)] or [_ENDS[one.end]]
     return f"{NOTHING if one.end_ms is None else instant(one.end_ms, zone)}: {'; '.join(told)}"
 
 
@@ -271,6 +271,13 @@ def _stopped_by(one: JobAttempt) -> str:
     """By whom and why an attempt was stopped."""
     begin = one.by or ("" if one.reason and one.end in ("stopped", "node-down") else _ENDS[one.end])
     return ": ".join(filter(None, (begin, one.reason)))
+
+
+def _saved(one: JobAttempt, zone: ZoneInfo) -> list[str]:
+    """The last checkpoint before a stop, if it is known."""
+    if one.checkpoint_ms is None or one.end == "running":
+        return []
+    return [f"its last checkpoint was {instant(one.checkpoint_ms, zone)}"]
 
 
 def _waits_since(job: Job, zone: ZoneInfo) -> str:
@@ -309,14 +316,16 @@ def _left_out(earlier: int | None) -> str:
 
 def _went_to(one: JobAttempt, job: str) -> list[str]:
     """Who held the GPUs of an attempt next, within half an hour; nothing if nobody is known."""
-    takers = ", ".join(_next_holder(taker, job) for taker in one.next_holders or ())
+    every = one.next_holders or ()
+    takers = ", ".join(_next_holder(taker, job) for taker in every[:_SHOWN])
+    takers += f" and {len(every) - _SHOWN:,} more" if len(every) > _SHOWN else ""
     return [f"its GPUs went to {takers}"] if takers else []
 
 
 def _next_holder(taker: NextHolder, job: str) -> str:
     """job: the id of the job whose GPUs it took."""
     later = f", {_length(taker.after_ms)} later" if taker.after_ms else ""
-    return f"{'itself' if taker.job == job else taker.job or 'another team'} ({taker.gpus}{later})"
+    return f"{'itself' if taker.job == job else taker.job or 'another team'} ({gpus(taker.held_gpus)}{later})"
 
 
 def _held(job: Job | None) -> int | None:
@@ -375,7 +384,7 @@ def _plain(value: object) -> str:
 _LONGEST = 253
 """Length of the longest text that the accountant searches for."""
 _SHOWN = 5
-"""Number of candidates named in an error about an ambiguous job."""
+"""Number of candidates named in an error about an ambiguous job, and of jobs that held the GPUs of another next."""
 
 
 def called(name: str, remote: AccountantClient, span: Query) -> str:

@@ -524,13 +524,15 @@ class NextHolder(Model):
     """Who held GPUs next that an attempt of a job released.
 
     job, team, queue: None if the reader may not see the job's team.
-    gpus: the number of these GPUs, or parts of GPUs.
+    gpus: the number of these GPUs, or parts of GPUs. held_gpus: how much of them it held; less than `gpus` if it shared
+        some, or held parts.
     after_ms: the time until it held the first of them."""
 
     job: str | None
     team: str | None
     queue: str | None
     gpus: int
+    held_gpus: Exact
     after_ms: int
 
 
@@ -546,6 +548,7 @@ class JobAttempt(Model):
     pods: the number of its pods.
     nodes: at most 20 of its nodes.
     gpus: the number of GPUs, or parts of GPUs, that it held.
+    held_gpus: how much of them it held; less than `gpus` if it shared some, or held parts.
     waited_ms: the wait before it, since the previous stop or, if they are younger, since the creation of its pods. None
         if unknown.
     end: `running`: it still ran at the end of the span. `preempted`: gputally's controller or a scheduler took its GPUs
@@ -558,6 +561,8 @@ class JobAttempt(Model):
     decision: id of the controller's decision, and `decision_ms` its instant.
     lost_gpu_us: the time that it held since the job's last checkpoint, which its stop lost: as the controller recorded
         it, or since the last reported epoch. None if unknown, and for an attempt that was not stopped.
+    checkpoint_ms: the job's last checkpoint before its end, or before the end of the span if it still ran, from which
+        lost_gpu_us counts. It may be older than the attempt. None if none is known.
     next_holders: who held its GPUs next, within half an hour, the most GPUs first. It may be the job itself. None if
         unknown: of more holds than 20,000 the oldest are not read."""
 
@@ -567,6 +572,7 @@ class JobAttempt(Model):
     pods: int
     nodes: tuple[str, ...]
     gpus: int
+    held_gpus: Exact
     gpu_us: int
     waited_ms: int | None
     end: AttemptEnd
@@ -575,6 +581,7 @@ class JobAttempt(Model):
     decision: str | None
     decision_ms: int | None
     lost_gpu_us: int | None
+    checkpoint_ms: int | None = None
     next_holders: tuple[NextHolder, ...] | None
 
 

@@ -296,6 +296,7 @@ def victim_record(victim: Victim) -> dict[str, Any]:
         "whole": victim.whole,
         "pods": [f"{pod.namespace}/{pod.name}" for pod in victim.pods],
         "lost_gpu_hours": victim.lost_gpu_hours,
+        **({} if victim.gang.checkpoint_ms is None else {"checkpoint_ms": victim.gang.checkpoint_ms}),
     }
 
 

@@ -225,3 +225,11 @@ def _half_even(value: int, unit: int) -> int:
 
 def _to_decimal(units: int, places: int) -> Decimal:
     return _EXACT.scaleb(Decimal(units), -places)
+
+
+_RATE_PLACES = 6
+
+
+def rate(value: Fraction) -> Decimal:
+    """Round a rate for display. A list adds up the rates that it shows, and nothing else does."""
+    return Decimal(round(value * 10**_RATE_PLACES)).scaleb(-_RATE_PLACES)

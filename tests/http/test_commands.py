@@ -316,9 +316,12 @@ def test_a_narrow_terminal_loses_columns_before_names_break(width, shown, droppe
 def test_what_a_stop_lost_and_why_it_came_are_told_on_a_narrow_terminal(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     reason = "its queue holds more than its share, and the queue of the other workload less; " * 3
-    taker = NextHolder(job="prod~speech~Job~asr", team="speech", queue="speech", gpus=8, after_ms=0)
+    taker = NextHolder(
+        job="prod~speech~Job~asr", team="speech", queue="speech", gpus=8, held_gpus=Decimal(8), after_ms=0
+    )
     attempt = JobAttempt(
-        number=1, start_ms=0, end_ms=3_600_000, pods=1, nodes=("n1",), gpus=8, gpu_us=8 * HOUR_US, waited_ms=0,
+        number=1, start_ms=0, end_ms=3_600_000, pods=1, nodes=("n1",), gpus=8, held_gpus=Decimal(8), gpu_us=8 * HOUR_US,
+        waited_ms=0,
         end="preempted", by="a-scheduler", reason=reason, decision=None, decision_ms=None, lost_gpu_us=2 * HOUR_US,
         next_holders=(taker,),
     )  # fmt: skip

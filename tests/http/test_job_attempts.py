@@ -96,9 +96,9 @@ def test_each_attempt_says_when_it_ran_what_it_held_and_who_held_its_gpus_next(s
     assert (first["end"], first["reason"], first["lost_gpu_us"]) == ("stopped", "", None)
     assert first["next_holders"] == [
         {"job": "prod~nlp~Job~eval", "team": "nlp", "queue": first["next_holders"][0]["queue"], "gpus": 1,
-         "after_ms": 0},
+         "held_gpus": "1.000000", "after_ms": 0},
         {"job": "prod~vision~Job~other", "team": "vision", "queue": first["next_holders"][1]["queue"], "gpus": 1,
-         "after_ms": 2 * MINUTE_MS},
+         "held_gpus": "1.000000", "after_ms": 2 * MINUTE_MS},
     ]  # fmt: skip
     assert second["waited_ms"] == 20 * MINUTE_MS
     assert (second["end"], second["next_holders"]) == ("node-down", [])
@@ -131,10 +131,12 @@ def test_what_was_lost_is_what_was_held_since_the_last_epoch(service: Service) -
     assert first["lost_gpu_us"] == 2 * 5 * MINUTE_MS * 1000
     assert second["lost_gpu_us"] == (20 + 19) * MINUTE_MS * 1000, "no epoch ended in it"
     assert third["lost_gpu_us"] is None, "it runs"
+    assert [one["checkpoint_ms"] for one in (first, second, third)] == [BEGIN + 15 * MINUTE_MS] * 3
     whole = asked(service, "all")
     assert whole["lost_gpu_us"] == whole["known_lost_gpu_us"] == first["lost_gpu_us"] + second["lost_gpu_us"]
-    page = read(client_of(service).get(f"/job/{JOB}", headers=bearer("all") | BROWSER).text)
-    assert any("0.8 lost by stops" in text for text in page.texts)
+    text = client_of(service).get(f"/job/{JOB}", headers=bearer("all") | BROWSER).text
+    assert any("0.8 lost by stops" in one for one in read(text).texts)
+    assert text.count(">checkpoint ") == 1 + 3, "of the last stop, and of each attempt"
 
 
 def test_what_all_stops_lost_is_unknown_if_it_is_unknown_of_one(service: Service) -> None:
@@ -169,6 +171,7 @@ def test_a_decision_of_the_controller_says_why(service: Service, mode: str, pods
     assert client_of(service).post("/v1/decisions", json=[made], headers=bearer("all")).status_code == 200
     first, *_ = asked(service, "all")["attempts"]
     assert first["end"] == end
+    assert first["checkpoint_ms"] is None, "of what the controller counts from, and of the job, none is known"
     known = end == "preempted"
     assert first["reason"] == ("team nlp is owed 1 GPU" if known else "")
     assert first["decision"] == ("cycle/0/0" if known else None)
@@ -692,6 +695,56 @@ def test_the_page_its_files_and_the_order_have_what_stops_lost(service: Service)
         assert "0.8" in page[page.index("<tfoot>") :]
     assert "Lost by stops" in client.get(f"/jobs?{span}&stopped=true", headers=BROWSER).text
     assert "lost_gpu_hours" not in client.get(f"/jobs.csv?{span}").text
+
+
+def test_the_checkpoint_is_that_from_which_the_controller_counted(service: Service) -> None:
+    epochs_at(service, 5)
+    at_ms = BEGIN + 12 * MINUTE_MS
+    stopped(service, 19, pods=["vision/pod-a1"], result="stopped", lost_gpu_hours=0.5, checkpoint_ms=at_ms)
+    first, second, _ = asked(service, "all")["attempts"]
+    assert (first["lost_gpu_us"], first["checkpoint_ms"]) == (1_800_000_000, at_ms)
+    assert second["checkpoint_ms"] == BEGIN + 5 * MINUTE_MS
+    (hidden, *_) = asked(service, "vision")["attempts"]
+    assert hidden["checkpoint_ms"] == at_ms, "it sees all the pods that the decision names"
+
+
+def test_an_attempt_says_how_much_of_a_shared_gpu_it_held(ledger_of: Any) -> None:
+    """Three sevenths of GPU-1 and the whole of GPU-2; then another job takes the part."""
+    part = Slice(profile="3g.40gb", gi=1, ci=0, compute=3, compute_of=7, memory_mib=40_000, memory_of_mib=80_000)
+    begin, span_ms = BEGIN, 20 * MINUTE_MS
+    rows = []
+    for at, uid in ((begin, "a1"), (begin + span_ms, "e")):
+        whole_us = span_ms * 1000
+        held_us = whole_us * 3 // 7
+        holder = pod_holder(f"pod-{uid}", "vision", uid)
+        rows += [
+            replace(interval(at, "GPU-1", holder, span_ms=span_ms, busy_us=0), slice=part, capacity_us=held_us,
+                    allocated_us=held_us),
+            replace(interval(at, "GPU-1", span_ms=span_ms), capacity_us=whole_us - held_us),
+        ]  # fmt: skip
+    rows += minutes(0, 20, "GPU-2", "a2", "vision")
+    service = ledger_of(
+        [fact("a1", "vision", "Job/train", -10, 0, **ended(20)), fact("a2", "vision", "Job/train", -10, 0, **ended(20)),
+         fact("e", "vision", "Job/other", 5, 20)], rows,
+    )  # fmt: skip
+    (one,) = asked(service, "all")["attempts"]
+    assert (one["gpus"], one["held_gpus"]) == (2, "1.428571")
+    (taker,) = one["next_holders"]
+    assert (taker["gpus"], taker["held_gpus"]) == (1, "0.428571")
+    page = read(client_of(service).get(f"/job/{JOB}", headers=bearer("all") | BROWSER).text)
+    assert "1.4" in page.texts
+    assert any(text.startswith("0.4 GPUs, at once") for text in page.texts)
+
+
+def test_of_many_jobs_that_took_its_gpus_the_page_shows_five_and_the_others_on_demand(ledger_of: Any) -> None:
+    facts = [fact(f"a{n}", "vision", "Job/train", -10, 0, **ended(20)) for n in range(8)]
+    takers = [fact(f"t{n}", "vision", f"Job/taker{n}", 5, 20) for n in range(8)]
+    rows = [row for n in range(8) for row in minutes(0, 20, f"GPU-{n}", f"a{n}", "vision")]
+    rows += [row for n in range(8) for row in minutes(20, 120, f"GPU-{n}", f"t{n}", "vision")]
+    service = ledger_of([*facts, *takers], rows)
+    page = client_of(service).get(f"/job/{JOB}", headers=bearer("all") | BROWSER).text
+    shown, _, more = page[page.index("Attempts of the job") :].partition("<details><summary>3 more</summary>")
+    assert (shown.count('href="/job/'), more.partition("</details>")[0].count('href="/job/')) == (5, 3)
 
 
 @pytest.fixture
