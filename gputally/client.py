@@ -162,7 +162,7 @@ class Client:
         start: Instant | None = None,
         end: Instant | None = None,
         where: Mapping[str, str | Sequence[str]] | None = None,
-        state: Literal["waiting", "running", "ended", "unknown"] | None = None,
+        state: Literal["waiting", "running", "ended", "failed", "unknown"] | None = None,
         timezone: str | None = None,
     ) -> pd.DataFrame:
         """Return the jobs with their usage in the span, one per row. What `where` excludes of a job does not count.

@@ -531,7 +531,7 @@ class JobList:
             created_ms=pods.created_ms,
             held_from_ms=held[0] if held else None,
             held_until_ms=held[1] if held else None,
-            ended_ms=ended_ms if state == "ended" else None,
+            ended_ms=ended_ms if state in ("ended", "failed") else None,
             waited_ms=figures.waited_ms,
             waiting_since_ms=pods.waiting_since_ms,
             waiting_ms=None if pods.waiting_since_ms is None else max(0, self._until_ms - pods.waiting_since_ms),
@@ -582,7 +582,7 @@ class JobList:
 
     def _state(self, key: JobKey, pods: JobPods | None) -> JobState:
         if pods is not None and pods.ended == pods.pods:
-            return "ended"
+            return "failed" if pods.has_failed else "ended"
         if key in self._unseen:
             return "unknown"
         if pods is None:

@@ -16,6 +16,7 @@ from msgspec import structs
 
 from accountant.ledger.protocols import JobKey, JobPods, QueuedPod
 from agent.wire import PodFacts
+from gputally.base.pod_stop import FAILED
 
 
 def existed(facts: PodFacts, start_ms: int, end_ms: int, *, waiting: bool = False, placed: bool = False) -> bool:
@@ -33,7 +34,7 @@ def pods_by_job(pods: Iterable[QueuedPod]) -> dict[JobKey, JobPods]:
     found: dict[JobKey, JobPods] = {}
     for pod in pods:
         key, facts = pod.key, pod.facts
-        count, ended, placed, *waits = found.get(key, JobPods(0, 0, 0, None, None))
+        count, ended, placed, *waits, created, failed = found.get(key, JobPods(0, 0, 0, None, None, None, None))
         is_placed = facts.scheduled_ms is not None or facts.started_ms is not None
         since = facts.created_ms if not is_placed and facts.ended_ms is None else None
         queued = pod_wait(facts, 0).queued_ms if since is None else None
@@ -41,8 +42,15 @@ def pods_by_job(pods: Iterable[QueuedPod]) -> dict[JobKey, JobPods]:
             count + 1, ended + (facts.ended_ms is not None), placed + (is_placed and facts.ended_ms is None),
             max((wait for wait in (waits[0], queued) if wait is not None), default=None),
             min((at for at in (waits[1], since) if at is not None), default=None),
+            max((at for at in (created, facts.created_ms) if at is not None), default=None),
+            max((at for at in (failed, failed_ms(facts)) if at is not None), default=None),
         )  # fmt: skip
     return found
+
+
+def failed_ms(facts: PodFacts) -> int | None:
+    """When the pod ended, if a container of it ended with an error."""
+    return facts.ended_ms if facts.stop is not None and facts.stop.how == FAILED else None
 
 
 @dataclass(frozen=True, slots=True)

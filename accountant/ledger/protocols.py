@@ -609,13 +609,23 @@ class JobPods(NamedTuple):
     """How many pods a job has, how many of them have ended, and how many are placed or started and have not ended.
 
     queued_ms: the longest time in its queue of a pod that no longer waits; None if none is known.
-    waiting_since_ms: the creation of the pod that has waited longest and still waits; None without one."""
+    waiting_since_ms: the creation of the pod that has waited longest and still waits; None without one.
+    created_ms: the creation of the newest pod; None if none is known.
+    failed_ms: the last end of a pod of which a container ended with an error; None without one."""
 
     pods: int
     ended: int
     placed: int
     queued_ms: int | None
     waiting_since_ms: int | None
+    created_ms: int | None
+    failed_ms: int | None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether all pods have ended, and one with an error, after which no other was created."""
+        failed_ms, created_ms = self.failed_ms, self.created_ms
+        return self.ended == self.pods and failed_ms is not None and (created_ms is None or failed_ms > created_ms)
 
     def waited_ms(self, now_ms: int) -> int | None:
         """The longest wait of a pod in its queue; None if none is known (accountant.billing.queue_waits.pod_wait)."""

@@ -55,6 +55,7 @@ from accountant.wire.policy_models import Decision, Measure, UsageWindow, Window
 from accountant.wire.usage_cost_and_job_models import Dimension
 from gputally.base import called_off
 from gputally.base.apportionment import apportion
+from gputally.base.pod_stop import FAILED
 from gputally.base.units import BUCKET_MS, MS_PER_HOUR
 
 _HOLD_GAP_MS: Final = 60_000
@@ -71,15 +72,20 @@ Extent = tuple[int, int]
 
 _POD = "coalesce(p.cluster, s.cluster), p.content, s.content"
 _BY_UID = "ORDER BY 1, coalesce(p.uid, s.uid)"
+_NEWER = "coalesce(CASE WHEN s.observed_ms > p.observed_ms THEN s.at[{0}] END, p.at[{0}], s.at[{0}])"
+"""What the newer one of both sources says that says anything."""
 _COUNTED = """coalesce(p.cluster, s.cluster), coalesce(nullif(s.namespace, ''), p.namespace, ''),
     coalesce(nullif(s.workload, ''), nullif(p.workload, ''), 'Pod/' || coalesce(s.name, p.name)),
     count(*), count(coalesce(p.at[4], s.at[4])),
     count(coalesce(p.at[2], s.at[2], p.at[3], s.at[3])) FILTER (coalesce(p.at[4], s.at[4]) IS NULL),
     max(greatest(0, {until} - {created})) FILTER ({until} IS NOT NULL AND {created} IS NOT NULL),
-    min({created}) FILTER ({until} IS NULL)""".format(
+    min({created}) FILTER ({until} IS NULL), max({created}), max({ended}) FILTER ({how} = '{failed}')""".format(
     created="least(p.at[1]::BIGINT, s.at[1]::BIGINT)",
     until="""coalesce(least(p.at[2]::BIGINT, s.at[2]::BIGINT), least(p.at[3]::BIGINT, s.at[3]::BIGINT),
         CASE WHEN s.observed_ms > p.observed_ms THEN s.at[4]::BIGINT END, p.at[4]::BIGINT, s.at[4]::BIGINT)""",
+    ended=_NEWER.format(4) + "::BIGINT",
+    how=_NEWER.format(5),
+    failed=FAILED,
 )
 """The columns of `JobPods`, as `accountant.billing.queue_waits` gives them. until: the end of a pod's time in its
 queue."""

@@ -261,7 +261,7 @@ def _render_job(
 
 def _life(job: Job, start_ms: int, now_ms: int) -> tuple[int, int]:
     """The span from the job's start to its end, or to now."""
-    end = job.held_until_ms if job.state == "ended" and job.held_until_ms is not None else now_ms
+    end = job.held_until_ms if job.state in ("ended", "failed") and job.held_until_ms is not None else now_ms
     return start_ms, max(end, start_ms + 1)
 
 

@@ -8,8 +8,9 @@ from typing import Final, Literal, NamedTuple, get_args
 
 from gputally.base.near_names import nearest, shown
 
-JobState = Literal["waiting", "running", "ended", "unknown"]
-"""unknown: the node on which it ran has been silent since, so that nobody knows whether it still runs."""
+JobState = Literal["waiting", "running", "ended", "failed", "unknown"]
+"""failed: it ended with an error, and nothing started it again. ended: it ended otherwise. unknown: the node on which
+it ran has been silent since, so that nobody knows whether it still runs."""
 JobOrder = Literal[
     "name", "cluster", "namespace", "team", "user", "queue", "state", "kind", "gpus", "waited", "gpu_hours", "busy",
     "utilisation", "idle", "unknown", "cost", "unpriced", "burn", "gpu_model", "pods", "created", "ended", "epochs",

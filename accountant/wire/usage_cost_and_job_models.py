@@ -325,8 +325,9 @@ class Job(Model):
     """A workload and its usage in the requested span.
 
     state: `waiting`: none of its pods was ever on a node. `ended`: all of its pods have ended; a job without pods holds
-        nothing any more. `unknown`: it held GPUs up to the last record of a node that is silent while others report.
-        `running`: otherwise.
+        nothing any more. `failed`: all have ended, a container of one with an error, and no pod was created after that.
+        `unknown`: it held GPUs up to the last record of a node that is silent while others report. `running`:
+        otherwise.
     kind: by the name of its object's kind; None if that says nothing.
     teams: the payers, by the policy in force at the time.
     created_ms, ended_ms: creation of the first and end of the last of its pods.

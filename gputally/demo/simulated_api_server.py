@@ -28,7 +28,7 @@ from fairshare.simulator.simulation_model import (
     Stopped,
     slots_of,
 )
-from gputally.demo.cluster_and_workload import labels_of, saves
+from gputally.demo.cluster_and_workload import failure, labels_of, saves
 from gputally.demo.played_scheduler import player, pod_marks
 from gputally.demo.simulated_pods import (
     WORKLOADS,
@@ -160,7 +160,7 @@ class SimulatedApiServer:
         return written
 
     def _stop(self, stop: Stopped, struck: Set[str]) -> None:
-        """Say how the pods ended, and delete them; a job that has not finished gets new ones.
+        """Say how the pods ended, and delete them; a job that has not come to its end gets new ones.
 
         struck: the nodes and GPUs that failed at this time."""
         at = micro_time(stop.at_ms)
@@ -168,24 +168,28 @@ class SimulatedApiServer:
             self._saved[stop.job.id] = self._saved.get(stop.job.id, 0) + self._save(stop.job.id, stop.at_ms)
             del self._saving[stop.job.id]
         pods = self._pods.pop(stop.job.id)
+        at_end = stop.reason == "finished"
+        failed = failure(stop.job) if at_end else None
+        finished = at_end and failed is None
         for pod, (node, slots) in zip(pods, slots_by_rank(stop.slots), strict=True):
-            finished = stop.reason == "finished"
             code, why = (0, "Completed") if finished else (_SIGTERM, "Error")
-            if stop.reason == "reclaimed":
+            if failed is not None and pod is pods[0]:
+                code, why = failed
+            elif stop.reason == "reclaimed":
                 self._disrupt(pod, at, PREEMPTION, self._reclaim_message(pod, stop))
             elif node in struck:
                 self._disrupt(pod, at, "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
             elif not struck.isdisjoint(slot.gpu for slot in slots):
                 code = _SIGABRT
             elif not finished:
-                pod["metadata"] |= _deleted(at)  # by the job's controller, which starts the whole gang again
+                pod["metadata"] |= _deleted(at)  # by the job's controller, which starts the whole gang again, if at all
             pod["status"]["phase"] = "Succeeded" if finished else "Failed"
             ended = {"exitCode": code, "reason": why, "startedAt": _started(pod), "finishedAt": at}
             pod["status"]["containerStatuses"] = [{"name": "main", "state": {"terminated": ended}}]
         self._cluster.load(pods)
         for pod in pods:
             self._delete(pod)
-        if stop.reason != "finished":
+        if not at_end:
             self._create(stop.job, stop.attempt + 1, stop.at_ms)
 
     def _reclaim_message(self, pod: _Pod, stop: Stopped) -> str:

@@ -8,7 +8,7 @@ from decimal import Decimal
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -22,6 +22,7 @@ from accountant.storage.read_snapshot import Snapshot
 from accountant.wire.option_types import Order
 from agent.wire import PodFacts
 from gputally.base.clock import VirtualClock
+from gputally.base.pod_stop import DELETED, FAILED, PodStop
 from gputally.base.units import MS_PER_MINUTE
 from tests.empty_ledger import fresh
 from tests.usage_records import QUARTER_MS, batch, deliver, interval, pod_facts, pod_holder
@@ -45,9 +46,11 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DuckLedger]:
     for number, (node, seen, newer) in enumerate(product(known, known, (0, 1))):
         facts = pod_facts(f"pod-{number}", START + 10, namespace=f"team-{number % 3}", created_ms=START - number)
         workload = f"Job/job-{number % JOBS}" if number % 5 else ""
+        of_node, of_both = (PodStop(FAILED) if number % 4 in some else None for some in ((1, 2), (2, 3)))
         if node is not None:
-            of_nodes.append(replace(facts, workload=workload, **node))
+            of_nodes.append(replace(facts, workload=workload, stop=of_node, **node))
         if seen is not None:
+            facts = replace(facts, stop=of_both)
             of_cluster.append(("prod", replace(facts, observed_ms=START + 9 + 2 * newer, workload=workload,
                                                **{name: at + 7 for name, at in seen.items()})))  # fmt: skip
     rows = [
@@ -81,6 +84,7 @@ def test_the_numbers_of_pods_are_those_of_the_pods_whoever_knows_what(ledger: Du
         pods = list(moment.pods(START, END))
         assert len({pod.key for pod in pods}) > JOBS
         assert moment.pods_by_job(START, END) == pods_by_job(pods)
+        assert len({of_job.failed_ms for of_job in moment.pods_by_job(START, END).values()}) > 2
 
 
 @pytest.mark.parametrize("where", [None, {"namespace": ("team-1",)}])
@@ -115,7 +119,7 @@ def test_a_list_reads_the_pods_of_the_jobs_that_it_shows_alone(ledger: DuckLedge
         listed: JobList = list_jobs(recording, None, START, END, END, where)  # type: ignore[arg-type]
         assert recording.read_of == ([None] if where else [])
         recording.read_of.clear()
-        assert {one.state for one in listed.figures} == {"running", "ended", "waiting"}
+        assert {one.state for one in listed.figures} - {"failed"} == {"running", "ended", "waiting"}
         shown = listed.figures[2:4]
         built = list(listed.built(shown))
         assert recording.read_of == [{one.key for one in shown}]
@@ -165,4 +169,33 @@ def test_a_job_whose_pod_was_stopped_waits_while_the_next_one_does(
         with opened.moment(START, END) as moment:
             listed = list_jobs(moment, None, START, END, END, None)
             assert [one.state for one in listed.figures] == [state]
+            assert moment.pods_by_job(START, END) == pods_by_job(moment.pods(START, END))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "state"),
+    [
+        (FAILED, None, "failed"),
+        (FAILED, {"created_ms": START, "stop": PodStop(DELETED)}, "failed"),
+        (FAILED, {"created_ms": START + 2 * QUARTER_MS}, "ended"),
+        (DELETED, {"created_ms": START + 2 * QUARTER_MS, "stop": PodStop(FAILED)}, "failed"),
+        (DELETED, None, "ended"),
+    ],
+)
+def test_a_job_failed_if_a_pod_ended_with_an_error_and_none_was_created_after_it(
+    tmp_path: Path, first: str, second: Mapping[str, Any] | None, state: str
+) -> None:
+    """In a gang the others are deleted then; a pod that was created later is another try."""
+    at = {"scheduled_ms": START, "started_ms": START, "workload": "Job/train", "namespace": "team"}
+    pods = [pod_facts("first", START + 10, created_ms=START, ended_ms=START + QUARTER_MS, stop=PodStop(first), **at)]
+    if second is not None:
+        pods.append(pod_facts("second", START + 10, ended_ms=START + 3 * QUARTER_MS, **at, **second))
+    rows = [interval(START, "g", pod_holder("first", "team"), busy_us=1000)]
+    with closing(open_ledger(fresh(tmp_path / "ledger.duckdb"), VirtualClock(END))) as opened:
+        deliver(opened, END, batch(rows, pods, cluster="prod"))
+        with opened.moment(START, END) as moment:
+            listed = list_jobs(moment, None, START, END, END, None)
+            assert [one.state for one in listed.figures] == [state]
+            (job,) = listed.built(chosen(listed, JobChoice(), "failed" if state == "failed" else "ended"))
+            assert job.ended_ms == (START + QUARTER_MS if second is None else START + 3 * QUARTER_MS)
             assert moment.pods_by_job(START, END) == pods_by_job(moment.pods(START, END))

@@ -23,6 +23,7 @@ from fairshare.simulator.simulation_model import (
 )
 from gputally.base.clock import VirtualClock
 from gputally.base.pod_stop import PodStop
+from gputally.demo.cluster_and_workload import failure
 from gputally.demo.played_scheduler import pod_marks, queue_ref
 from gputally.demo.simulated_api_server import RULES, SimulatedApiServer
 from gputally.demo.simulated_machines import pods_of
@@ -116,6 +117,20 @@ def test_a_job_that_finished_has_not_been_stopped() -> None:
     site.told(3_000, [JOB], STARTED)
     found = site.told(9_500, [], stopped("finished"))
     assert {(pod.ended_ms, pod.stop) for pod in found.values()} == {(9_000, None)}
+
+
+def test_a_job_that_fails_has_one_pod_that_failed_and_is_not_started_again() -> None:
+    name = next(name for name in (f"vision-train-{n}" for n in range(100)) if failure(replace(JOB, id=name)))
+    job = replace(JOB, id=name)
+    site = Site()
+    site.told(3_000, [job], replace(STARTED, job=job))
+    found = site.told(9_500, [], replace(stopped("finished"), job=job))
+    assert [pod.ended_ms for pod in found.values()] == [9_000, 9_000]
+    failed, other = sorted(found.values(), key=lambda pod: pod.node)
+    code, reason = failure(job) or (0, "")
+    assert failed.stop == PodStop("failed", "", reason, f"container main ended with exit code {code}", 9_000)
+    assert other.stop == PodStop("deleted", at_ms=9_000)
+    assert site.told(10_000, []) == {}
 
 
 def test_a_node_that_fails_says_so_of_its_own_pods_alone() -> None:

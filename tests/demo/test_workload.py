@@ -11,7 +11,7 @@ from accountant.ledger.team_assignment import USER_KEY
 from fairshare.simulator.simulation_model import WHOLE, SimulatedJob
 from gputally.base.units import MS_PER_DAY, MS_PER_HOUR
 from gputally.demo import cluster_and_workload
-from gputally.demo.cluster_and_workload import REPLICAS, SHARED, labels_of
+from gputally.demo.cluster_and_workload import REPLICAS, SHARED, failure, labels_of
 from gputally.demo.options import DAYS, DemoOptions
 from gputally.demo.scenario import START_MS, build, whole_gpus
 
@@ -38,6 +38,13 @@ def test_the_cluster_has_64_gpus_of_two_models_some_of_them_in_parts() -> None:
         for spec, gpu in zip(node.gpus, cluster_and_workload.devices(node), strict=True):
             assert (spec.uuid, spec.model) == (gpu.uuid, gpu.model)
             assert [m.profile for m in gpu.mig] == [shape for shape in spec.shapes if shape not in (WHOLE, SHARED)]
+
+
+def test_a_few_programs_fail_and_no_notebook_or_service(jobs: list[SimulatedJob]) -> None:
+    failed = [(job.kind, of) for job in jobs if (of := failure(job)) is not None]
+    assert {kind for kind, _ in failed} == {"training", "short"}
+    assert {reason for _, (_, reason) in failed} == {"OOMKilled", "Error"}
+    assert 0.03 < len(failed) / len(jobs) < 0.12
 
 
 def test_the_same_seed_gives_the_same_jobs(jobs: list[SimulatedJob]) -> None:

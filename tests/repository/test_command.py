@@ -180,7 +180,7 @@ def complete(
         ("gputally fairshare ", ["plan", "what-if", "explain"], ["usage"]),
         ("gputally accountant slurm ", ["import"], []),
         ("gputally jobs --st", ["--start", "--state"], ["--end"]),
-        ("gputally jobs --state ", ["waiting", "running", "ended"], []),
+        ("gputally jobs --state ", ["waiting", "running", "ended", "failed"], []),
         ("gputally agent ", ["run", "top", "smoke"], []),
         ("gputally agent run --pri", ["--privilege", "--print-config"], ["--holders"]),
         ("gputally doctor --output ", ["table", "json", "csv"], []),

@@ -3,11 +3,11 @@
 -- once. {placed}: further instants at which a pod can begin.
 WITH p AS (
     SELECT cluster, uid, namespace, name, workload, observed_ms, content,
-           content ->> ['$.created_ms', '$.scheduled_ms', '$.started_ms', '$.ended_ms'] AS at FROM {pod}
+           content ->> ['$.created_ms', '$.scheduled_ms', '$.started_ms', '$.ended_ms', '$.stop.how'] AS at FROM {pod}
 ),
 s AS (
     SELECT cluster, uid, namespace, name, workload, observed_ms, content,
-           content ->> ['$.created_ms', '$.scheduled_ms', '$.started_ms', '$.ended_ms'] AS at FROM {seen}
+           content ->> ['$.created_ms', '$.scheduled_ms', '$.started_ms', '$.ended_ms', '$.stop.how'] AS at FROM {seen}
 )
 SELECT {columns}
 FROM p FULL JOIN s ON p.cluster = s.cluster AND p.uid = s.uid
