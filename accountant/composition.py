@@ -67,9 +67,9 @@ from accountant.runtime.job_and_task_metrics import (
     proposal_metrics,
     upkeep_metrics,
 )
-from accountant.storage.duckdb_ledger import open_ledger
+from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
 from accountant.storage.ended_session_files import SessionFiles
-from accountant.storage.folder_or_object_store import in_folder, open_store
+from accountant.storage.folder_or_object_store import FileStore, in_folder, open_store
 from accountant.web import (
     books_pages,
     explore_page,
@@ -254,11 +254,9 @@ class Service:
     ) -> None:
         self._trial = trial
         self.settings = settings
-        if not isinstance(clock, GuardedClock):
-            clock = GuardedClock(clock)
-        self._clock = self._guard = clock
+        self._clock = self._guard = clock if isinstance(clock, GuardedClock) else GuardedClock(clock)
         self._log = structlog.get_logger("accountant.composition")
-        self.tasks = BackgroundTasks(clock, (AccountantError, FileFault))
+        self.tasks = BackgroundTasks(self._clock, (AccountantError, FileFault))
         self._pulses = PeriodicTasks(self.fail, self.tasks)
         self._connected: Api | None = None
         self.failure: LedgerFailed | None = None
@@ -267,74 +265,102 @@ class Service:
         self._policy = self._watch(
             settings.policy, lambda path: config_loading.load_yaml(path, Policy), self._take_policy
         )
-        for plugin in plugins(SEAM, ChannelPlugin) if settings.deliveries is not None else ():
-            if plugin.fault:
-                self._log.warning("plugin_left_out", name=plugin.name, package=plugin.package, reason=plugin.fault)
+        self._warn_of_channels_left_out()
         self._deliveries_file = self._watch(
             settings.deliveries, lambda path: config_loading.load_yaml(path, DeliveriesFile), self._take_deliveries
         )
-        written = YamlInventory(settings.inventory) if inventory is None and settings.inventory is not None else None
-        now = clock.wall_ms()
-        if written is not None:
-            written.read(now)
+        written = self._inventory_file() if inventory is None else None
         _writable(settings.data)
-        archive = None
-        if settings.archive is not None:
-            archive = open_store(settings.archive.to, settings.object_storage, settings.data)
-        own_volume = settings.leader_election is not None and settings.leader_election.own_volume
-        sessions = SessionFiles(archive if own_volume and archive is not None else in_folder(settings.data))
+        archive = self._archive()
         self._teams_of_callers: frozenset[str] = frozenset()
         """The teams that tokens and callers named at the last look."""
-        self._callers = CallersFile(settings, clock, self._stays, self._api, self._teams, sessions)
+        sessions = SessionFiles(archive if self._own_volume and archive is not None else in_folder(settings.data))
+        self._callers = CallersFile(settings, self._clock, self._stays, self._api, self._teams, sessions)
         self.tls = tls(settings)
-        self.ledger = open_ledger(
-            settings.ledger_file,
-            clock,
-            month_zone=settings.timezone,
-            archive=archive,
-            doubt=lambda: self._guard.doubt,
-            fence=fence,
-            acts_at_once=own_volume,
-            gpu_move_after_ms=settings.gpu_move_after * MS_PER_SECOND,
-            quotas=settings.quotas,
-            exported_labels=settings.exported_labels,
-        )
+        self.ledger = self._open_ledger(archive, fence)
         self._cluster: ClusterInventory | None = None
         try:
-            self.books = Bookkeeper(self.ledger, clock, settings.timezone, settings.grace_days, settings.correct_months)
+            self.books = Bookkeeper(
+                self.ledger, self._clock, settings.timezone, settings.grace_days, settings.correct_months
+            )
             self._inventory = inventory or self._inventories(written)
             self._take_files()
         except BaseException:
             self.ledger.close()
             raise
-        self.ingest = Ingest(self.ledger, clock, settings.linger_ms, self.fail, tasks=self.tasks, heard=clock.heard)
+        self.ingest = Ingest(
+            self.ledger, self._clock, settings.linger_ms, self.fail, tasks=self.tasks, heard=self._guard.heard
+        )
         self.deliveries = self._deliveries()
         self._publisher = self._lake_publisher()
-        self.metrics = metrics = self._metrics()
-        self._deps = Deps(
-            settings,
-            clock,
+        self.metrics = self._metrics()
+        self._deps = self._dependencies(authenticator or self._callers.authenticator)
+        self.app = create_app(self._deps)
+        self.listeners = self._compatible(self.metrics)
+        maintenance = Maintenance(self.ledger, self.books, settings, self._clock, self._deps.backups, self._publisher)
+        self._routines = Routines(self._clock, [*self._refreshing(), *maintenance.routines()], self.tasks)
+        self._lake_routines = Routines(self._clock, maintenance.lake_routines(), self.tasks)
+        self._warmed = ""
+        """Version of the policy whose window was last queried."""
+
+    def _warn_of_channels_left_out(self) -> None:
+        for plugin in plugins(SEAM, ChannelPlugin) if self.settings.deliveries is not None else ():
+            if plugin.fault:
+                self._log.warning("plugin_left_out", name=plugin.name, package=plugin.package, reason=plugin.fault)
+
+    def _inventory_file(self) -> YamlInventory | None:
+        """The inventory file that the settings name, read once. Raises InventoryError."""
+        if self.settings.inventory is None:
+            return None
+        written = YamlInventory(self.settings.inventory)
+        written.read(self._clock.wall_ms())
+        return written
+
+    def _archive(self) -> FileStore | None:
+        settings = self.settings
+        if settings.archive is None:
+            return None
+        return open_store(settings.archive.to, settings.object_storage, settings.data)
+
+    @property
+    def _own_volume(self) -> bool:
+        """Whether each replica has a volume of its own."""
+        return self.settings.leader_election is not None and self.settings.leader_election.own_volume
+
+    def _open_ledger(self, archive: FileStore | None, fence: Callable[[], str]) -> DuckLedger:
+        settings = self.settings
+        return open_ledger(
+            settings.ledger_file,
+            self._clock,
+            month_zone=settings.timezone,
+            archive=archive,
+            doubt=lambda: self._guard.doubt,
+            fence=fence,
+            acts_at_once=self._own_volume,
+            gpu_move_after_ms=settings.gpu_move_after * MS_PER_SECOND,
+            quotas=settings.quotas,
+            exported_labels=settings.exported_labels,
+        )
+
+    def _dependencies(self, authenticator: Authenticator) -> Deps:
+        """What the routes need."""
+        return Deps(
+            self.settings,
+            self._clock,
             self.ledger,
             self.ingest,
-            authenticator or self._callers.authenticator,
-            metrics,
+            authenticator,
+            self.metrics,
             self.books,
             self.fail,
             self._callers.certified,
             self.deliveries,
             self._callers.people,
             self.tasks,
-            guard=clock,
+            guard=self._guard,
             lake=self._publisher,
             pods_heard_ms=self._pods_heard(),
         )
-        self.app = create_app(self._deps)
-        self.listeners = self._compatible(metrics)
-        maintenance = Maintenance(self.ledger, self.books, settings, clock, self._deps.backups, self._publisher)
-        self._routines = Routines(clock, [*self._refreshing(), *maintenance.routines()], self.tasks)
-        self._lake_routines = Routines(clock, maintenance.lake_routines(), self.tasks)
-        self._warmed = ""
-        """Version of the policy whose window was last queried."""
 
     def _pods_heard(self) -> Callable[[], int | None] | None:
         """What returns the time of the API server's last answer about pods; None if the inventory was given."""
