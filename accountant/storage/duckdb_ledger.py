@@ -67,6 +67,7 @@ from accountant.storage.record_archive import (
     Archive,
     ArchivePart,
     groups,
+    last_view_change,
     marks_of,
     take_newer_views,
     take_rest,
@@ -516,7 +517,8 @@ class DuckLedger(Offsite):
     def views(self, owner: str) -> tuple[SavedView, ...]:
         """Return the views that the owner saved, by name."""
         with self._snapshot() as (cursor, _):
-            rows = cursor.run("SELECT name, address FROM saved_view WHERE owner = ? ORDER BY name", [owner])
+            query = "SELECT name, address FROM saved_view WHERE owner = ? AND address <> '' ORDER BY name"
+            rows = cursor.run(query, [owner])
             return tuple(SavedView(*row) for row in rows)
 
     def save_view(self, owner: str, view: SavedView, now_ms: int) -> None:
@@ -524,21 +526,26 @@ class DuckLedger(Offsite):
         with self._writing:
             self._require_clock()
             with self._transaction() as cursor:
+                at_ms = max(now_ms, last_view_change(cursor) + 1)
                 cursor.run("DELETE FROM saved_view WHERE owner = ? AND name = ?", [owner, view.name])
-                ((own, whole),) = cursor.run("SELECT count(*) FILTER (owner = ?), count(*) FROM saved_view", [owner])
+                count = "SELECT count(*) FILTER (owner = ?), count(*) FROM saved_view WHERE address <> ''"
+                ((own, whole),) = cursor.run(count, [owner])
                 if own >= MOST_VIEWS or whole >= MOST_VIEWS_OF_ALL:
                     raise TooManyViews(
                         f"{own} views of yours and {whole} of all are saved, of at most {MOST_VIEWS} and "
                         f"{MOST_VIEWS_OF_ALL}: remove one that is not needed"
                     )
-                cursor.run("INSERT INTO saved_view VALUES (?, ?, ?, ?)", [owner, view.name, view.address, now_ms])
+                cursor.run("INSERT INTO saved_view VALUES (?, ?, ?, ?)", [owner, view.name, view.address, at_ms])
                 self._commit(cursor, self._state, beside=True)
 
     def remove_view(self, owner: str, name: str) -> None:
         """Remove a view; nothing happens if the owner has none of that name."""
         with self._writing, self._transaction() as cursor:
-            cursor.run("DELETE FROM saved_view WHERE owner = ? AND name = ?", [owner, name])
-            self._commit(cursor, self._state, beside=True)
+            last = last_view_change(cursor)
+            if cursor.run("DELETE FROM saved_view WHERE owner = ? AND name = ? RETURNING name", [owner, name]):
+                cursor.run("DELETE FROM saved_view WHERE address = ''")
+                cursor.run("INSERT INTO saved_view VALUES ('', '', '', ?)", [last + 1])
+                self._commit(cursor, self._state, beside=True)
 
     def move_gpus(self, move: GpuMove, now_ms: int, who: str, reason: str) -> tuple[GpuOwnership, ...]:
         with self._acting(now_ms):

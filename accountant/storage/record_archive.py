@@ -342,19 +342,23 @@ def take_whole(cursor: Cursor, archive: Archive, part: ArchivePart) -> None:
         cursor.run(f"INSERT INTO {table} FROM read_parquet(?)", [files[table]])
 
 
+def last_view_change(cursor: Cursor, file: str | None = None) -> int:
+    """Return the number of the last change of the ledger's saved views, or of those in a file; -1 if there was none."""
+    if file is None:
+        ((last,),) = cursor.run("SELECT coalesce(max(at_ms), -1) FROM saved_view")
+    else:
+        ((last,),) = cursor.run("SELECT coalesce(max(at_ms), -1) FROM read_parquet(?)", [file])
+    return int(last)
+
+
 def take_newer_views(cursor: Cursor, archive: Archive, part: ArchivePart) -> bool:
-    """Take the views of a part that were saved later than any of the ledger, which shows by itself that the part is
-    newer. Returns whether there are any."""
-    ((last,),) = cursor.run("SELECT coalesce(max(at_ms), -1) FROM saved_view")
-    parameters = {"file": archive.tables(part)["saved_view"], "last": last}
-    if not cursor.run("FROM read_parquet($file) WHERE at_ms > $last", parameters):
+    """Take the saved views of a part if they were changed after those of the ledger, which shows by itself that the
+    part is newer. Returns whether they were."""
+    file = archive.tables(part)["saved_view"]
+    if last_view_change(cursor, file) <= last_view_change(cursor):
         return False
-    cursor.run(
-        "DELETE FROM saved_view WHERE (owner, name) IN "
-        "(SELECT (owner, name) FROM read_parquet($file) WHERE at_ms > $last)",
-        parameters,
-    )
-    cursor.run("INSERT INTO saved_view FROM read_parquet($file) WHERE at_ms > $last", parameters)
+    cursor.run("DELETE FROM saved_view")
+    cursor.run("INSERT INTO saved_view FROM read_parquet(?)", [file])
     return True
 
 

@@ -125,6 +125,32 @@ def test_a_view_that_is_the_only_change_since_a_backup_is_restored_from_the_arch
             restored.checkpoint()
 
 
+def test_a_removal_that_is_the_only_change_since_a_backup_is_restored_from_the_archive(tmp_path):
+    """Also if the clock shows no later instant. An older part brings nothing back."""
+    archive = in_folder(tmp_path / "archive")
+    one, backup = fresh(tmp_path / "one.duckdb"), tmp_path / "backup.duckdb"
+    with closing(open_ledger(one, VirtualClock(NOW_MS), archive=archive)) as ledger:
+        deliver(ledger, NOW_MS, pod_minutes(rows=10))
+        for name in ("first", "second", "third"):
+            ledger.save_view("ada", SavedView(name, VIEW), NOW_MS)
+        assert ledger.archive(NOW_MS) is not None
+    shutil.copyfile(one, backup)
+    with closing(open_ledger(one, VirtualClock(NOW_MS), archive=archive)) as ledger:
+        for name in ("third", "first"):
+            ledger.remove_view("ada", name)
+        ledger.remove_view("bo", "none of this name")
+        assert ledger.archive(NOW_MS + 1) is not None
+        assert ledger.views("ada") == (SavedView("second", VIEW),)
+        assert ledger.views("") == ()
+    for _ in range(2):
+        with closing(open_ledger(backup, VirtualClock(NOW_MS), archive=archive)) as restored:
+            assert restored.views("ada") == (SavedView("second", VIEW),)
+            restored.checkpoint()
+    with closing(open_ledger(backup, VirtualClock(NOW_MS), archive=archive)) as restored:
+        restored.save_view("ada", SavedView("first", "/jobs"), NOW_MS - 1)
+        assert restored.views("ada") == (SavedView("first", "/jobs"), SavedView("second", VIEW))
+
+
 @pytest.mark.parametrize(
     ("before", "now"),
     [

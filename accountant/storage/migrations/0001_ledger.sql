@@ -125,7 +125,8 @@ CREATE TABLE past (
     kind VARCHAR NOT NULL, cluster VARCHAR NOT NULL, name VARCHAR NOT NULL, until_ms BIGINT NOT NULL,
     content VARCHAR NOT NULL
 );
--- Views of the page Explore that callers saved, each by the name that its owner gave it.
+-- Views of lists that callers saved, each by the name that its owner gave it. at_ms: when, and the number of the change: it
+-- ascends. The newest removal leaves a row without an address, so that its change has a number too.
 CREATE TABLE saved_view (
     owner VARCHAR NOT NULL, name VARCHAR NOT NULL, address VARCHAR NOT NULL, at_ms BIGINT NOT NULL
 );
