@@ -32,9 +32,7 @@ _CLEAR: Final[dict[Objecting, str]] = {
 def checklist(
     deps: Deps, month: Month, objections: Sequence[Objection | ObjectionLine], due: MonthsDue
 ) -> tuple[ChecklistLine, ...]:
-    """What closing a month asks; nothing once it is closed. objections, due: of this month."""
-    if deps.books.kept(month) is not None:
-        return ()
+    """What closing an open month asks. objections, due: of this month."""
     objecting = {one.kind: one.text for one in objections}
     zone, now = deps.settings.zone, deps.clock.wall_ms()
     start, end = month.span(zone)

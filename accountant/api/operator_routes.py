@@ -275,11 +275,8 @@ def gpu_owners(params: Annotated[OwnersParams, Query()], deps: AppDeps, principa
     require_all_teams(principal)
     with deps.ledger.moment() as moment:
         gpus = moment.gpu_owners()
-    by_key = sorted(filter(params.asks_for, gpus), key=_sort_key)
-    matching = params.ordered(by_key, GPUS)
-    if params.after and params.sort is None:
-        matching = [gpu for gpu in matching if _sort_key(gpu) > params.after]
-    elif params.after:
+    matching = params.ordered(sorted(filter(params.asks_for, gpus), key=_sort_key), GPUS)
+    if params.after:
         places = [place for place, gpu in enumerate(matching, 1) if _sort_key(gpu) == params.after]
         if not places:
             raise invalid("after", "the list has changed since the page before: begin again without it")

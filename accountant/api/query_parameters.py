@@ -280,9 +280,14 @@ class WhereParams(_WhereDimensions):
 def explored_month(month: periods.Month, query: Mapping[str, str | None], *, is_over: bool) -> str:
     """The address of Explore for a month; for one that is not over, up to now. query: further parameters, None for
     those that are left out."""
-    span = {"start": f"{month}-01", "end": f"{month.next}-01" if is_over else None}
-    given = {name: value for name, value in {**span, **query}.items() if value is not None}
-    return "/explore?" + urlencode(given, safe=",:")
+    return explored({"start": f"{month}-01", "end": f"{month.next}-01" if is_over else None, **query})
+
+
+def explored(query: Mapping[str, str | Sequence[str] | None]) -> str:
+    """The address of Explore with these parameters, None for those that are left out. Of a span, `start` and `end` are
+    two of them."""
+    given = {name: value for name, value in query.items() if value is not None}
+    return "/explore?" + urlencode(given, doseq=True, safe=",:")
 
 
 Compared = Annotated[

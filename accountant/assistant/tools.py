@@ -40,6 +40,7 @@ from accountant.wire.usage_cost_and_job_models import (
     NodeSort,
     UsageAnswer,
     WaitLine,
+    longest_first,
 )
 from gputally.base.accountant_connection import Unanswered
 from gputally.base.instants import duration_seconds, in_calendar, parse_edge
@@ -341,8 +342,7 @@ def waits(
     longest median first."""
     span = _span(accountant, start or "7d", end)
     query = {"by": by, "start": str(span.start_ms), "end": str(span.end_ms), "cluster": cluster}
-    found = list(accountant.ask(tuple[WaitLine, ...], "/v1/waits", query))
-    found.sort(key=lambda one: (one.queued.median is None, -(one.queued.median or 0), one.key))
+    found = longest_first(accountant.ask(tuple[WaitLine, ...], "/v1/waits", query))
     shown, following = from_offset(found, offset, limit)
     rows = [
         {by: one.key, "pods": one.pods, "waiting": one.waiting, "note": one.note}

@@ -96,12 +96,13 @@ class NotFetched(Exception):
 class Fetched:
     """What was read from the archive for a write.
 
-    parts: the number of parts that the archive had then; a later part can have rows of the same hours.
+    parts: the number of parts that the archive had then; a later part can have rows of the same hours. None: nothing
+        was read.
     rows: a local file with the rows of the hours, in the columns of `received`.
     digests: by outbox and number; a number that the archive lacks is left out."""
 
     needs: Needs = field(default_factory=Needs)
-    parts: int = 0
+    parts: int | None = None
     rows: Path | None = None
     digests: Mapping[tuple[Stream, int], frozenset[int]] = field(default_factory=dict)
 

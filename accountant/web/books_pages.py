@@ -183,6 +183,7 @@ def steps(
     objections = deps.books.standing(calendar_month, deps.proposals())
     since_ms = None if params.since is None else edge("since", params.since, deps.settings.zone, deps.clock.wall_ms())
     status, book, drafts = deps.books.status(calendar_month), deps.book(), deps.books.drafts.of(calendar_month)
+    due = due_of(deps, calendar_month)
     shown = None
     if params.team and principal.may("admin"):
         new = _adjustment(deps, principal, calendar_month, params.model_dump(exclude={"since"}))
@@ -191,8 +192,8 @@ def steps(
         acts = moment.acts(subject=str(calendar_month))
     return month_and_decision_pages.page(
         request, "/invoices", "invoice_steps.html", deps, month=calendar_month,
-        status=status, due=due_of(deps, calendar_month), objections=objections,
-        checks=checklist(deps, calendar_month, objections, due_of(deps, calendar_month)),
+        status=status, due=due, objections=objections,
+        checks=() if status in ("closed", "published") else checklist(deps, calendar_month, objections, due),
         state=state_of(status, month_unknown(deps, calendar_month), len(objections)),
         may=principal.may("admin"), forms=month_and_decision_pages.takes_forms(request, deps),
         params=params, shown=shown,

@@ -18,7 +18,7 @@ from pydantic import Field
 from accountant.api.access_control import Reader, check_teams, team_filter
 from accountant.api.answer_cache import CachedAnswer
 from accountant.api.dependencies import AppDeps, Deps
-from accountant.api.query_parameters import NamedDimension, Params, QuerySpan, check_cost, invalid
+from accountant.api.query_parameters import NamedDimension, Params, QuerySpan, check_cost, explored, invalid
 from accountant.billing.budget_forecast import states
 from accountant.billing.charge import ALLOCATED
 from accountant.billing.displayed_costs import displayed_costs
@@ -142,7 +142,7 @@ def group_page(request: Request, params: Annotated[GroupParams, Query()], deps: 
         changed=lambda column: changed(column, found.total, found.before, found.by_day),
         costs=_cost_chart(found, currency) if currency is not None else "", uses=_use_chart(found),
         as_of_ms=answer.as_of_ms, of_month=lambda other: group_address(params.by, params.value, str(other)),
-        explore="/explore?" + urlencode({**where, "by": "job" if params.by != "job" else "pod"}, True, ":"),
+        explore=explored({**where, "by": "job" if params.by != "job" else "pod"}),
         api=[(name, f"/v1/{name}?" + urlencode({**where, "by": "day"}, True, ":")) for name in ("usage", "cost")],
         known_before=figure_formatting.records_begin(*month.previous.span(tz), deps.ledger.status().extent[0], tz),
         related=_related(deps, params, month),

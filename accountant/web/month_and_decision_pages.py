@@ -30,7 +30,7 @@ from accountant.api.access_control import Reader, admit, known_team_for, limit_a
 from accountant.api.answer_cache import CachedAnswer
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal, answer, retry_later
-from accountant.api.query_parameters import Params, explored_month, invalid
+from accountant.api.query_parameters import Params, explored, explored_month, invalid
 from accountant.billing.statements import Adjustment, Correction
 from accountant.bookkeeping.month_closing import Status
 from accountant.core import periods
@@ -131,16 +131,14 @@ def overview(request: Request, params: Annotated[TablesParams, Query()], deps: A
         lines=to_lines(so_far.month, None),
         quarter_us=(use.end_ms - use.start_ms) * 1000,
         idle_now="/jobs?" + urlencode(page_queries.IDLE_NOW, safe=",:"),
-        idle_jobs="/explore?"
-        + urlencode(
+        idle_jobs=explored(
             {
                 "start": periods.utc(use.start_ms),
                 "end": periods.utc(use.end_ms),
                 "by": "cluster,namespace,job",
                 "sort": "allocated_idle:desc",
                 "columns": "allocated_idle,allocated,utilisation",
-            },
-            safe=",:",
+            }
         ),
     )
 
@@ -437,7 +435,7 @@ def _links(deps: Deps, month: Month, team: str | None, order: TableSorting) -> h
 
     def of_user(name: str) -> str:
         where = {"where.user": name, **({"where.team": team} if team is not None else {})}
-        return f"/explore?{urlencode({**where, 'start': f'{month}-01', 'end': f'{month.next}-01', 'by': 'job'})}"
+        return explored({**where, "start": f"{month}-01", "end": f"{month.next}-01", "by": "job"})
 
     return html_page.Links(
         user=of_user,

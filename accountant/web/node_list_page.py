@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Final
-from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
@@ -17,7 +16,7 @@ from fastapi.responses import RedirectResponse
 from accountant.api.access_control import Reader, require_all_teams
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.node_routes import NODES_SPAN, NODES_WIDTH
-from accountant.api.query_parameters import Edge, check_cost, with_span_before
+from accountant.api.query_parameters import Edge, check_cost, explored, with_span_before
 from accountant.core import periods
 from accountant.exports.protocol import file_name
 from accountant.ledger.usage import EarlierSpan
@@ -187,10 +186,10 @@ def nodes_page(request: Request, params: AskedNodes, deps: AppDeps, principal: R
         span_text=figure_formatting.span_of(span.start_ms, span.until(now), zone),
         order=ListOrder(bar.url, params.order, NODE_ORDERS.ascending.__contains__),
         lost=sorted((node for node in nodes if node.lost_us), key=lambda node: -node.lost_us)[:MOST_OUTAGES],
-        gpus_of=lambda node: "/explore?" + urlencode({
+        gpus_of=lambda node: explored({
             **bar.fixed, "timezone": bar.span.timezone, "by": "gpu", "where.cluster": node.cluster,
             "where.node": node.name, "sort": "down:desc", "measure": "down", "columns": "capacity,down",
-        }, safe=":,"),
+        }),
         outages=outages[:MOST_OUTAGES], more_outages=max(0, len(outages) - MOST_OUTAGES),
         api=bar.url("/v1/nodes", columns=None, **bar.fixed), **saved_views.of(request, deps, principal),
     )  # fmt: skip

@@ -18,7 +18,7 @@ from accountant.web.list_bar import RECENT
 from accountant.web.month_and_decision_pages import sorting
 from accountant.wire.list_order import PageTables, TableSorting
 from accountant.wire.option_types import WaitGroup
-from accountant.wire.usage_cost_and_job_models import WaitLine
+from accountant.wire.usage_cost_and_job_models import WaitLine, longest_first
 from gputally.base.untrusted_text import for_cell
 from gputally.server.tokens_and_grants import Principal
 
@@ -82,8 +82,7 @@ def waits_file(request: Request, params: Asked, deps: AppDeps, principal: Reader
 def _found(params: WaitPageParams, deps: Deps, principal: Principal) -> tuple[TableSorting, QuerySpan, list[WaitLine]]:
     order = _sorting(params)
     span, lines = wait_lines(params, deps, principal)
-    lines.sort(key=lambda row: (row.queued.median is None, -(row.queued.median or 0), row.key))
-    return order, span, list(order.rows("waits", lines))
+    return order, span, list(order.rows("waits", longest_first(lines)))
 
 
 def _sorting(params: WaitPageParams, **other: str | None) -> TableSorting:

@@ -7,6 +7,7 @@ book's currency. A cost is None if some of the time has no price, and `unpriced_
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Final, Literal, NewType, TypeAlias, TypeGuard
 
@@ -215,6 +216,11 @@ class WaitLine(Model):
     queued: WaitSpread
     starting: WaitSpread
     note: str = ""
+
+
+def longest_first(lines: Iterable[WaitLine]) -> list[WaitLine]:
+    """The lines by the median of the time in the queue, the longest first; those without one last."""
+    return sorted(lines, key=lambda one: (one.queued.median is None, -(one.queued.median or 0), one.key))
 
 
 class BudgetState(Model):
