@@ -429,6 +429,6 @@ def _use_chart(found: Group) -> str:
         for day in found.days
     ]
     line = "what the queue deserves" if deserved else "the same day of the month before"
-    return charts.stacked("explored", columns, "GPU-hours held by day",
+    return charts.stacked("explored held", columns, "GPU-hours held by day",
                              f"Parts from below: busy, idle, use unknown. The line is {line}.",
                              levels)  # fmt: skip

@@ -163,16 +163,18 @@ def stylesheet() -> str:
 
 
 def root(css: str, width: int, height: int, title: str, description: str) -> ET.Element:
-    """Return the root element of an SVG drawing. css: its class; title and description are for screen readers."""
+    """Return the root element of an SVG drawing. css: its classes, other ones for each drawing of a page, because the
+    ids of its title and description, which are for screen readers, are made of them."""
+    name = css.replace(" ", "-")
     svg = ET.Element(
         "svg",
         {
             "xmlns": "http://www.w3.org/2000/svg", "class": css, "viewBox": f"0 0 {width} {height}", "role": "img",
-            "aria-labelledby": f"{css}-title {css}-desc",
+            "aria-labelledby": f"{name}-title {name}-desc",
         },
     )  # fmt: skip
-    ET.SubElement(svg, "title", {"id": f"{css}-title"}).text = title
-    ET.SubElement(svg, "desc", {"id": f"{css}-desc"}).text = description
+    ET.SubElement(svg, "title", {"id": f"{name}-title"}).text = title
+    ET.SubElement(svg, "desc", {"id": f"{name}-desc"}).text = description
     return svg
 
 

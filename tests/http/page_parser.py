@@ -1,4 +1,4 @@
-"""An HTML parser that checks pages, and a test for control characters."""
+"""An HTML parser that checks nesting and ids of pages, and a test for control characters."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ def read(text):
     reader.feed(text)
     assert reader.faults == []
     assert reader.open == []
+    ids = [value for _, name, value in reader.attributes if name == "id"]
+    assert len(ids) == len({*ids}), ids
     return reader
 
 

@@ -15,7 +15,7 @@ from accountant.ledger.usage import HELD
 from accountant.wire.policy_models import Budget, Policy, QueuePolicy
 from gputally.base.units import MS_PER_DAY, US_PER_HOUR
 from tests.http.conftest import INVENTORY, NOW_MS, bearer, client_of, encoded, token_entry, token_list
-from tests.http.page_parser import EVIL
+from tests.http.page_parser import EVIL, read
 from tests.price_books import price_book_text
 from tests.usage_records import QUARTER_MS, batch, interval, pod_facts, pod_holder
 
@@ -86,6 +86,8 @@ def test_a_page_has_the_figures_of_the_api(service, query, held, money):
     assert (card(text, "Held"), card(text, "Cost")) == (held, money)
     assert re.search(rf"{money}( GPU-h)? in October 2026 from 1 Oct: (–|[^ ]+ % a day)", text), "as records begin then"
     assert EVIL not in text
+    charts = [value for tag, name, value in read(text).attributes if (tag, name) == ("svg", "aria-labelledby")]
+    assert len({*charts} & {"explored-title explored-desc", "explored-held-title explored-held-desc"}) == 2
 
 
 def test_a_team_has_its_budget_waits_jobs_and_what_it_could_save(service):
