@@ -311,6 +311,14 @@ class GroupedParams(WhereParams):
     limit: int = Field(default=1_000, ge=1, description="Lines of one page.")
 
 
+class CostParams(GroupedParams):
+    """Parameters of a query of costs. amounts: also return what pages show for the costs."""
+
+    amounts: bool = Field(
+        default=False, description="Also `amount`: the cost as pages round it, so that lines add up to the total."
+    )
+
+
 class UsageParams(GroupedParams):
     """Parameters of a usage query.
 

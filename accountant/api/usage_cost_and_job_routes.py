@@ -30,6 +30,7 @@ from accountant.api.problems import Refusal, refuses, with_body
 from accountant.api.query_parameters import (
     JOBS_WIDTH,
     Compared,
+    CostParams,
     GroupedParams,
     Instant,
     Params,
@@ -47,6 +48,7 @@ from accountant.api.query_parameters import (
 from accountant.billing import job_attempts, quota_usage
 from accountant.billing import job_costs as asking
 from accountant.billing.budget_forecast import states
+from accountant.billing.displayed_costs import cost_with_amounts
 from accountant.billing.idle_time_causes import broken_down
 from accountant.billing.queue_waits import PodWait, WaitStatistics, wait_statistics, waits_within
 from accountant.billing.usage_pricing import cost
@@ -84,7 +86,6 @@ from gputally.server.config_loading import Duration, Model, fault_text
 from gputally.server.tokens_and_grants import Principal
 
 figure_router = APIRouter(tags=["figures"])
-Grouped = Annotated[GroupedParams, Query()]
 Broken = Annotated[UsageParams, Query()]
 REFUSALS = refuses("bad-page", "not-found", "page-gone", "invalid-parameter", "ledger-unavailable")
 
@@ -117,21 +118,22 @@ def usage(params: Broken, deps: AppDeps, principal: Reader) -> UsageAnswer:
 
 
 @figure_router.get("/v1/cost", summary="Exact cost by group", responses=REFUSALS)
-def costs(params: Grouped, deps: AppDeps, principal: Reader) -> CostAnswer:
+def costs(params: Annotated[CostParams, Query()], deps: AppDeps, principal: Reader) -> CostAnswer:
     """Returns billed GPU time and its cost per group. Consecutive pages belong to one answer and add up to its `total`,
     which every page shows, even if more is booked or prices change meanwhile. Unpriced time never counts as free: if
     part of a group has no price, its cost is null, and `unpriced_gpu_us` says how much. `total` is also null if nothing
     of the span is metered."""
-    page, where, zone, note = _open_query("cost", params, deps, principal)
+    page, where, zone, note = _open_query("cost", params, deps, principal, params.amounts)
 
     def compute() -> CostAnswer:
         check_teams(deps, principal, params.where_team)
         check_cost(deps.ledger, deps.settings.limits, page.span, len(params.by), params.where_cluster)
         span = page.start_ms, page.end_ms
         with deps.ledger.moment(*span) as moment:
-            answer = cost(moment, deps.book(), *span, params.by, where, zone)
+            priced = cost_with_amounts if params.amounts else cost
+            answer = priced(moment, deps.book(), *span, params.by, where, zone)
             if not coverage(moment.usage(span, ())):  # the cost is unknown
-                answer = answer.model_copy(update={"total": None})
+                answer = answer.model_copy(update={"total": None, "total_amount": None})
         return answer.model_copy(update={"note": note})
 
     return deps.answers.page(page, deps.page_lines(params.limit), compute)

@@ -10,14 +10,14 @@ from typing import Final
 
 from accountant.billing.charge import LINE_ACCOUNTS, Charge
 from accountant.billing.displayed_amounts import Keyed, by_itself, keyed, minor_parts
-from accountant.billing.usage_pricing import charge_table, charges
+from accountant.billing.usage_pricing import charge_table, charges, cost_of
 from accountant.core.periods import Month, zone
 from accountant.ledger.protocols import Moment
 from accountant.ledger.usage import Where
 from accountant.prices.price_book import PriceBook
-from accountant.wire.usage_cost_and_job_models import Dimension
+from accountant.wire.usage_cost_and_job_models import CostAnswer, Dimension
 from gputally.base import called_off
-from gputally.base.money import minor_places
+from gputally.base.money import minor_places, sum_if_known
 
 _UNALLOCATED: Final = LINE_ACCOUNTS.index("unallocated")
 OF_KINDS: Final[frozenset[Dimension]] = frozenset({"team", "gpu_model", "capacity_type"})
@@ -86,6 +86,31 @@ def displayed_costs(
         {key: Decimal(cents).scaleb(-places) for key, cents in unheld.items()},
         _of_jobs(own, by.index("job"), book.currency) if "job" in by else {},
     )
+
+
+def cost_with_amounts(
+    ledger: Moment,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    by: Sequence[Dimension],
+    where: Where | None = None,
+    timezone: str = "UTC",
+) -> CostAnswer:
+    """The answer of `usage_pricing.cost`, with the amounts to show for its costs."""
+    found = displayed_costs(ledger, book, start_ms, end_ms, by, where, timezone)
+    answer, none = cost_of(found.charges, book, start_ms, end_ms, by), Decimal(0)
+    amounts = [None if line.cost is None else found.amounts.get((*line.key.values(),), none) for line in answer.lines]
+    lines = tuple(
+        line.model_copy(
+            update={
+                "amount": None if amount is None else found.of_jobs.get((*line.key.values(),), amount),
+                "unheld_amount": None if line.unheld_cost is None else found.unheld.get((*line.key.values(),), none),
+            }
+        )
+        for line, amount in called_off.each(zip(answer.lines, amounts, strict=True))
+    )
+    return answer.model_copy(update={"lines": lines, "total_amount": sum_if_known(amounts)})
 
 
 def _of_jobs(several: Sequence[Charge], place: int, currency: str) -> dict[tuple[str, ...], Decimal]:

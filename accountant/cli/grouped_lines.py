@@ -67,6 +67,7 @@ def cost_lines(answer: CostAnswer, wanted: Grouping, order: Order | None) -> Cos
     changed: dict[str, Any] = {"lines": _sorted(found, order, _OF_COST, ("cost", "gpu_hours"))}
     if wanted.search:
         changed["total"] = sum_if_known(line.cost for line in found)
+        changed["total_amount"] = sum_if_known(line.amount for line in found)
         changed["unpriced_gpu_us"] = sum(line.unpriced_gpu_us for line in found)
     return answer.model_copy(update=changed)
 

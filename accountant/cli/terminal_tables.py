@@ -38,6 +38,7 @@ from accountant.wire.usage_cost_and_job_models import (
     Accounts,
     BudgetState,
     CostAnswer,
+    CostLine,
     GuaranteesAnswer,
     SpanBefore,
     UsageAnswer,
@@ -99,7 +100,8 @@ def window_table(window: UsageWindow) -> Table:
 
 def cost_table(answer: CostAnswer, zone: ZoneInfo, most: int | None = None) -> Table:
     """A table of billed GPU-hours and cost per group, with the totals of all groups. If time of one group is both held
-    and not held, its cost is divided. most: the lines that are shown; None: all."""
+    and not held, its cost is divided. Costs are the amounts that pages show, if the answer has them. most: the lines
+    that are shown; None: all."""
     currency, unpriced = answer.currency, answer.unpriced_gpu_us > 0
     divided = any(line.held_cost and line.unheld_cost for line in answer.lines)
 
@@ -107,7 +109,10 @@ def cost_table(answer: CostAnswer, zone: ZoneInfo, most: int | None = None) -> T
         parts = [money(unheld, currency)] if divided else []
         return [hours(gpu_us), money(cost, currency), *parts, *([hours(unpriced_us)] if unpriced else [])]
 
-    whole = sum_if_known(line.unheld_cost for line in answer.lines)
+    def unheld_of(line: CostLine) -> Decimal | None:
+        return line.unheld_cost if line.unheld_amount is None else line.unheld_amount
+
+    whole = sum_if_known(map(unheld_of, answer.lines))
 
     return table(
         f"Cost in {currency or 'no price book'}, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}",
@@ -115,12 +120,17 @@ def cost_table(answer: CostAnswer, zone: ZoneInfo, most: int | None = None) -> T
          *(figures("of it not held") if divided else []),
          *(figures("unpriced GPU-hours", style="yellow") if unpriced else [])],
         (
-            [*_group(answer.by, line.key), *figures_of(line.gpu_us, line.cost, line.unheld_cost, line.unpriced_gpu_us)]
+            [*_group(answer.by, line.key), *figures_of(
+                line.gpu_us, line.cost if line.amount is None else line.amount, unheld_of(line), line.unpriced_gpu_us
+            )]
             for line in answer.lines[:most]
         ),
         total=[
             *_label(len(answer.by), "total"),
-            *figures_of(sum(line.gpu_us for line in answer.lines), answer.total, whole, answer.unpriced_gpu_us),
+            *figures_of(
+                sum(line.gpu_us for line in answer.lines),
+                answer.total if answer.total_amount is None else answer.total_amount, whole, answer.unpriced_gpu_us,
+            ),
         ],
         caption=_left_out(len(answer.lines), most)
         + noted_caption(answer.note, priced_by(answer.price_book_version, unpriced=unpriced)),

@@ -66,8 +66,9 @@ def cost(output: Printed = "table", *, wanted: Grouping, at: Priced) -> None:
     from accountant.wire.usage_cost_and_job_models import CostAnswer
 
     order = grouped_lines.cost_order(wanted)
+    amounts = {"amounts": "true"} if output == "table" else {}  # files for programs have exact costs
     with at.connection() as remote:
-        found = remote.whole(CostAnswer, "/v1/cost", _query(wanted, at.timezone))
+        found = remote.whole(CostAnswer, "/v1/cost", {**_query(wanted, at.timezone), **amounts})
     lines = grouped_lines.cost_lines(found, wanted, order)
     print_lines(output, lines, wanted.limit, lambda cost, most: terminal_tables.cost_table(cost, at.zone, most))
 

@@ -165,10 +165,16 @@ class UsageAnswer(Model):
     """Why the span is not the one that a reader expects; "" if it is."""
 
 
+def _is_none(value: object) -> bool:
+    """Whether to leave a field out: callers that did not ask for it need not know it."""
+    return value is None
+
+
 class CostLine(Model):
     """The cost of one group: of time that somebody held, and of time that nobody held.
 
-    costs: None if some of this group's GPU time has no price; `unpriced_gpu_us` says how much."""
+    costs: None if some of this group's GPU time has no price; `unpriced_gpu_us` says how much.
+    amount, unheld_amount: what pages show for cost and unheld_cost (accountant.billing.displayed_amounts), if asked."""
 
     key: dict[str, str]
     gpu_us: int
@@ -176,9 +182,15 @@ class CostLine(Model):
     unpriced_gpu_us: int = 0
     held_cost: Exact | None = None
     unheld_cost: Exact | None = None
+    amount: Exact | None = Field(default=None, exclude_if=_is_none)
+    unheld_amount: Exact | None = Field(default=None, exclude_if=_is_none)
 
 
 class CostAnswer(Model):
+    """Billed time and its cost by group.
+
+    total_amount: what pages show for the total, if asked."""
+
     start_ms: int
     end_ms: int
     by: tuple[str, ...]
@@ -189,6 +201,7 @@ class CostAnswer(Model):
     unpriced_gpu_us: int
     next_page: str | None = None
     note: str = ""
+    total_amount: Exact | None = Field(default=None, exclude_if=_is_none)
 
 
 class WaitSpread(Model):

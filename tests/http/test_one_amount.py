@@ -127,6 +127,25 @@ def figure_of(client: TestClient, address: str) -> Decimal:
     return amount_of(text.partition("<h2>The figure</h2>")[2].partition("</p>")[0])
 
 
+@pytest.mark.parametrize(
+    ("start", "end"), [("2026-10-30", "2026-10-31"), ("2026-11-01", "2026-11-02"), ("2026-10-29", "2026-11-02")]
+)
+@pytest.mark.parametrize("by", ["team", "day", "job"])
+def test_the_command_and_explore_have_equal_amounts_and_totals(
+    client: TestClient, running: Service, run_command: CommandLine, start: str, end: str, by: str
+) -> None:
+    text = client.get(f"/explore?start={start}&end={end}&by={by}&columns=cost").text
+    rows = next(rows for caption, (_, rows) in tables(text).items() if caption.startswith("GPU time and cost by"))
+    shown = [amount_of(row[-1]) for row in rows if plain(row[-1]) != "–"]
+    total = amount_of(text.partition("<tfoot>")[2].partition("</tfoot>")[0].rpartition("<td")[2])
+    with serve(running.app, "127.0.0.1", 0) as url:
+        printed = run_command.at(url).shown("cost", "--by", by, "--start", start, "--end", end, "--timezone", "UTC")
+        document = run_command.at(url).shown("cost", "--start", start, "--end", end, "--output", "json")
+    amounts = [amount_of(line) for line in printed.splitlines() if re.search(r"\d\.\d\d(?!\d)", line)]
+    assert (sorted(amounts[:-1]), amounts[-1]) == (sorted(shown), total)
+    assert "amount" not in document
+
+
 @pytest.mark.parametrize("path", ["/", *(f"/month/{month}" for month in MONTHS), "/team/vision?month=2026-10"])
 def test_every_amount_that_leads_to_lines_is_the_figure_there(client: TestClient, path: str) -> None:
     text = client.get(path).text
