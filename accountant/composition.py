@@ -536,7 +536,7 @@ class Service:
         return Dispatcher(self.ledger, self.books, self.settings, self._clock, lambda: deliveries_file.current)
 
     def _take_policy(self, policy: Policy) -> None:
-        version = self.ledger.put_policy(policy, self._clock.wall_ms(), f"file {self.settings.policy}")
+        version = self.ledger.put_policy(policy, self._clock.wall_ms(), _of_file(self.settings.policy))
         self._log.info("policy_in_force", version=version.version)
         self.books.teams.warn_of_unknown("budgets of the policy", (budget.team for budget in policy.budgets))
 
@@ -551,7 +551,7 @@ class Service:
             if self._trial:
                 self.books.prices.try_out(self.books.composed(book).book, self._clock.wall_ms())
                 return
-            version = self.books.take_file(book, path)
+            version = self.books.take_file(book, _of_file(self.settings.prices))
         except CannotClose as refused:
             raise FileFault([f"{read(Path(path)).place([refused.key])}: {refused.key}: {refused}"]) from refused
         if version is not None:
@@ -664,6 +664,11 @@ def tls(settings: Settings) -> Tls | None:
     if settings.tls_cert is None or settings.tls_key is None:
         return None
     return Tls(TlsFiles(settings.tls_cert, settings.tls_key, settings.tls_client_ca))
+
+
+def _of_file(path: Path | None) -> str:
+    """Who did an act that came from a file. Its folder is a matter of the machine."""
+    return f"file {path.name}" if path is not None else ""
 
 
 def _writable(folder: Path) -> None:

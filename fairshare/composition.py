@@ -471,14 +471,14 @@ class _PagesLog:
 
         return log_fault
 
-    def policy_applied(self, who: str, before: Policy | None, now: Policy) -> None:
-        """A person saved a policy."""
+    def policy_applied(self, who: str, before: Policy | None, now: Policy, why: str) -> None:
+        """A person saved a policy. why: the reason that they gave; "" for none."""
         settings, now_ms = self._settings, self._clock.wall_ms()
         changes = list(changed_texts(before, now))
         was, version = before.version() if before is not None else "faulty", now.version()
-        file = str(settings.policy)
-        self._events.warning("policy_applied", by=who, before=was, now=version, file=file, changes=changes)
-        self._record(policy_decision(before, now, now_ms, who))
+        said = {"by": who, "why": why, "before": was, "now": version, "changes": changes}
+        self._events.warning("policy_applied", file=str(settings.policy), **said)
+        self._record(policy_decision(before, now, now_ms, who, why))
         if settings.status_namespace:
             message = f"{who} applied policy {version} from the pages, in place of {was}: {'; '.join(changes)}"
             name, space = settings.status_name, settings.status_namespace

@@ -320,6 +320,12 @@ async def report_pods(request: Request, deps: AppDeps, principal: Admin) -> Obse
 
 
 policy_router = APIRouter(tags=["policy"])
+
+
+class PolicyParams(Params):
+    reason: str = Field(default="", max_length=1_000, description="Reason for the audit trail.")
+
+
 _FAR_MS = 253_402_300_800_000
 """The year 10000: later than any policy."""
 
@@ -332,7 +338,10 @@ _FAR_MS = 253_402_300_800_000
     responses=refuses("malformed-body", "too-large", "invalid-body", "books-refuse", "ledger-unavailable"),
 )
 def put_policy(
-    policy: Annotated[Policy, body(Policy, "policy")], deps: AppDeps, principal: PolicyPrincipal
+    policy: Annotated[Policy, body(Policy, "policy")],
+    params: Annotated[PolicyParams, Query()],
+    deps: AppDeps,
+    principal: PolicyPrincipal,
 ) -> PolicyVersion:
     """Puts the policy in force from now on; earlier versions keep their dates. If it is already in force, its version
     is returned unchanged."""
@@ -343,7 +352,7 @@ def put_policy(
             f"{len(known)} policies were put in force, and each stays for ever: find out who sends them, and then raise"
             " quotas.policies in the accountant's settings",
         )
-    version = deps.ledger.put_policy(policy, deps.clock.wall_ms(), principal.actor)
+    version = deps.ledger.put_policy(policy, deps.clock.wall_ms(), principal.actor, params.reason)
     deps.books.teams.warn_of_unknown("budgets of the policy", (budget.team for budget in policy.budgets))
     return version
 

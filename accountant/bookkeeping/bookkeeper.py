@@ -290,13 +290,13 @@ class Bookkeeper:
         others = [one for one in self.waiting if one.month not in months]
         self.waiting = tuple(sorted([*others, *proposals], key=lambda one: one.month))
 
-    def take_file(self, book: PriceBook, path: str) -> BookVersion | None:
+    def take_file(self, book: PriceBook, who: str) -> BookVersion | None:
         """Puts the price book's file in force; returns None if its content has not changed. Months with invoice rates
-        keep these. Raises CannotClose."""
+        keep these. who: names the file. Raises CannotClose."""
         with self.prices.deciding:
             if self.prices.filed(book):
                 return None
-            return self.prices.enter([self.composed(book)], "file", path, "", self._clock.wall_ms())
+            return self.prices.enter([self.composed(book)], "file", who, "", self._clock.wall_ms())
 
     def composed(self, book: PriceBook) -> ComposedPriceBook:
         """The book with the invoice rates of past months. Raises CannotClose."""

@@ -865,9 +865,9 @@ class Ledger(ReadableLedger, Journal, Protocol):
         Raises accountant.core.errors.CannotMove."""
         ...
 
-    def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:
+    def put_policy(self, policy: Policy, now_ms: int, who: str = "", reason: str = "") -> PolicyVersion:
         """Puts a policy in force. Idempotent: if it is already in force, its version is returned unchanged. A new one
-        is recorded as an act of `who` (accountant.ledger.journal); "" records no act."""
+        is recorded as an act of `who` with the reason (accountant.ledger.journal); "" records no act."""
         ...
 
     def report_epochs(self, reports: Sequence[EpochReport], now_ms: int) -> int:

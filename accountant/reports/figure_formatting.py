@@ -282,7 +282,10 @@ def span_of(start_ms: int, end_ms: int, tz: ZoneInfo) -> str:
 
 
 def actor(who: str) -> str:
-    """Who did an act. Acts of earlier versions name nobody where nobody needed to sign in."""
+    """Who did an act: a person, a program, or `from file NAME`. Acts of earlier versions name nobody where nobody
+    needed to sign in, and files by their paths."""
+    if who.startswith(("/", "file ")):
+        return f"from file {who.removeprefix('file ').rpartition('/')[2]}"
     return {"anonymous": "without sign-in", "": "not recorded"}.get(who, who)
 
 

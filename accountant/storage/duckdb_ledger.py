@@ -436,7 +436,7 @@ class DuckLedger(Offsite):
             self._commit(cursor, replace(self._state, fleet=fleet, acts=acts), booked)
             self._pod_nodes.observe(facts.pods)
 
-    def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:
+    def put_policy(self, policy: Policy, now_ms: int, who: str = "", reason: str = "") -> PolicyVersion:
         with self._acting(now_ms):
             known = [rules.version for rules in self._state.policies if rules.version is not None]
             if known and known[-1].version == policy.version():
@@ -447,7 +447,8 @@ class DuckLedger(Offsite):
             version = PolicyVersion(version=policy.version(), effective_ms=effective, policy=policy)
             with self._transaction() as cursor:
                 inventory_and_journal_tables.write_policy(cursor, version)
-                detail = f"in force from {utc(effective)}" + (f", instead of {known[-1].version}" if known else "")
+                detail = f"{reason}; " if reason else ""
+                detail += f"in force from {utc(effective)}" + (f", instead of {known[-1].version}" if known else "")
                 acts = self._state.acts
                 if who:
                     act = NewAct(at_ms=now_ms, kind="policy", subject=version.version, who=who, reason=detail)

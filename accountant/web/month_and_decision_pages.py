@@ -31,7 +31,7 @@ from accountant.api.answer_cache import CachedAnswer
 from accountant.api.dependencies import AppDeps, Deps
 from accountant.api.problems import Refusal, answer, retry_later
 from accountant.api.query_parameters import Params, explored, explored_month, invalid
-from accountant.billing.statements import Adjustment, Correction
+from accountant.billing.statements import Adjustment, Correction, invoice_number
 from accountant.bookkeeping.month_closing import Status
 from accountant.core import periods
 from accountant.core.periods import Month
@@ -364,9 +364,18 @@ def _report(request: Request, deps: Deps, month: str, team: str | None, order: T
         menu=menu_of(request, deps),
         as_of_ms=report.as_of_ms,
         related=[] if team is None else [(group_address("team", team, str(calendar_month)), "Use by day"),
+                                         *_invoice_of(deps, calendar_month, team),
                                          *pages_of_queues(deps, team=team)],
     )  # fmt: skip
     return tagged(request, report.value.replace("<body>", f"<body>{bar}", 1).encode(), HTML)
+
+
+def _invoice_of(deps: Deps, month: Month, team: str) -> list[tuple[str, str]]:
+    """Address and title of the team's invoice of a closed month."""
+    if deps.books.books().of(str(month)) is None:
+        return []
+    address = f"/invoices?team={quote(team, safe='')}#month-{month}"
+    return [(address, f"Invoice {invoice_number(month, team)}")]
 
 
 def _by_two(deps: Deps, month: Month, team: str | None) -> tuple[str, str]:
@@ -606,6 +615,7 @@ def listed(request: Request, params: Annotated[DecisionsParams, Query()], deps: 
         request, "/decisions", "decisions.html", deps, decisions=decisions[:SHOWN], params=params, address=address,
         more=max(0, len(decisions) - SHOWN), whole=len(all_decisions) == LOOKED_AT, kinds=kinds,
         shares=decision_text.shares(records(deps.ledger, at, about), about) if about else (),
+        audited=principal.may("admin"),
     )  # fmt: skip
 
 

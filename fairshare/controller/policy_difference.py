@@ -48,12 +48,13 @@ def changed_texts(before: Policy | None, after: Policy) -> tuple[str, ...]:
     return (*lines, *([f"and {more} more"] if more > 0 else []))
 
 
-def policy_decision(before: Policy | None, after: Policy, at_ms: int, saved_by: str = "") -> Decision:
+def policy_decision(before: Policy | None, after: Policy, at_ms: int, saved_by: str = "", why: str = "") -> Decision:
     """Return the record of another policy with the difference, as lines of a unified diff without context.
 
     before: the policy before; None if there was none, or none that can be read.
     saved_by: the person who saved the policy by the form, before it comes into force; "" for a policy that the
-        controller puts into force."""
+        controller puts into force.
+    why: the reason that this person gave."""
     found, fault = _shown(before, after)
     now, was = after.version(), before.version() if before is not None else ""
     lines: list[JsonValue] = []
@@ -72,7 +73,7 @@ def policy_decision(before: Policy | None, after: Policy, at_ms: int, saved_by: 
         target=EVERYTHING,
         subject=EVERYTHING,
         mode="enforce",
-        reason=f"policy {now} {act}{f', in place of {was}' if was else ''}: {what}",
+        reason=f"policy {now} {act}{f', in place of {was}' if was else ''}: {what}{f'; {why}' if why else ''}",
         policy_version=now,
         inputs={"before": was, "by": saved_by, "difference": lines, "more": max(0, len(found) - MOST_RECORDED)},
     )

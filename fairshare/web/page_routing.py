@@ -66,9 +66,9 @@ ADMITTED_AT_ONCE = 4
 """The number of requests that are authenticated at the same time. Further requests wait for a moment."""
 TURNS = TurnLimits(running=16, running_by_caller=4, waiting=128, waiting_by_caller=32, patience_s=30)
 """The handlers that run at the same time. Further requests wait."""
-Applied = Callable[[str, Policy | None, Policy], None]
-"""Called after a page has written the policy, with the caller's name, the policy before (None if it was faulty) and the
-policy now."""
+Applied = Callable[[str, Policy | None, Policy, str], None]
+"""Called after a page has written the policy, with the caller's name, the policy before (None if it was faulty), the
+policy now, and the reason ("" for none)."""
 
 
 @dataclass(frozen=True, slots=True)

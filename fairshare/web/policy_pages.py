@@ -132,7 +132,7 @@ def apply(request: RequestContext) -> Response:
     except PolicyNotWritten as error:
         raise PageRefusal(500, "The policy could not be written", str(error)) from error
     version = before.version() if before is not None else "faulty"
-    request.context.applied(request.caller.principal.name, before, policy)
+    request.context.applied(request.caller.principal.name, before, policy, request.field("reason").strip()[:1_000])
     return request.page("applied.html", "/shares/policy", before=version, version=policy.version())
 
 

@@ -152,3 +152,9 @@ def test_the_page_of_the_decision_has_the_difference_and_who() -> None:
     told = decision_text.decision_text(policy_decision(policy_of(k=1.0), policy_of(k=2.0), 0, "ann"), ())
     assert ("Saved by", "ann") in told.facts
     assert told.grids[0].rows[2:] == (("-k: 1",), ("+k: 2",))
+
+
+def test_the_reason_that_a_person_gave_is_that_of_the_decision() -> None:
+    decision = policy_decision(policy_of(k=1.0), policy_of(k=2.0), 0, "ann", "a new quarter")
+    assert "ann" in decision.reason
+    assert decision.reason.endswith("; a new quarter")

@@ -194,7 +194,7 @@ class ListLedger(MemoryJournal):
             content=(self.rows, self.known_pods, self.reported, self.versions),
         )
 
-    def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:
+    def put_policy(self, policy: Policy, now_ms: int, who: str = "", reason: str = "") -> PolicyVersion:
         if not self.versions or self.versions[-1].version != policy.version():
             self.versions.append(PolicyVersion(version=policy.version(), effective_ms=now_ms, policy=policy))
         return self.versions[-1]

@@ -157,6 +157,36 @@ def test_invoices_have_the_amounts_of_the_statements(site) -> None:
         assert row["number"] in page
 
 
+def test_a_file_is_the_author_of_a_price_book_by_its_name_without_its_folder(site, tmp_path) -> None:
+    client, who = site
+    act = client.get("/v1/audit", headers=who["admin"]).json()["acts"][-1]
+    assert (act["kind"], act["who"]) == ("prices", "file prices.yaml")
+    for path in ("/prices", "/audit", f"/act/{act['number']}", "/invoices/2026-11"):
+        text = client.get(path, headers=who["admin"]).text
+        assert str(tmp_path) not in text
+    assert "from file prices.yaml" in client.get("/prices", headers=who["admin"]).text
+
+
+def test_a_month_lists_the_files_of_its_invoices_open_or_closed_and_a_closed_one_is_linked_by_its_teams(site) -> None:
+    client, who = site
+    of_team = lambda: client.get("/team/vision?month=2026-11", headers=who["lead"]).text  # noqa: E731
+    assert "INV-2026-11-vision" not in of_team()
+    for _ in range(2):
+        page = client.get("/invoices/2026-11", headers=who["admin"]).text
+        read(page)
+        links = {unescape(one) for one in re.findall(r'href="(/v1/report[^"]+)"', page)}
+        assert len(links) % (len(TEAMS) + 1) == 0
+        for team in TEAMS:
+            assert f"INV-2026-11-{team}" in page
+            for link in [one for one in links if f"team={team}" in one][:2]:
+                assert client.get(link, headers=who["admin"]).status_code == 200
+        form = {"step": "close", "reason": "over", **objected(client, who["admin"])}
+        client.post("/invoices/2026-11", data=form, headers=who["admin"])
+    (address,) = re.findall(r'href="(/invoices[?][^"]+)"', of_team())
+    path, _, anchor = unescape(address).partition("#")
+    assert f'id="{anchor}"' in client.get(path, headers=who["lead"]).text
+
+
 def test_what_no_team_is_billed_for_has_no_invoice_and_is_not_due(tmp_path, logs) -> None:
     """Of a month whose records begin with its 16th day: the page says so, and of a draft leads back to it."""
     clock = VirtualClock(NOW_MS)

@@ -405,3 +405,14 @@ def test_acts_of_an_admin_have_an_allowance_of_a_day(accountant):
     running.clock.advance(MS_PER_DAY // 3 + 1_000)
     assert [act(), act()] == [422, 429]
     assert 'gputally_ingest_over_quota_records_total{quota="acts"} 6.0' in running.client.get("/metrics").text
+
+
+def test_the_reason_of_a_policy_is_in_the_audit_trail_and_may_be_left_out(start_service) -> None:
+    _, client = start_service()
+    client.put("/v1/policy", json=POLICY).raise_for_status()
+    client.put("/v1/policy?reason=a+new+quarter", json=POLICY | {"k": 2.0}).raise_for_status()
+    first, second = (act for act in client.get("/v1/audit").json()["acts"] if act["kind"] == "policy")
+    assert second["reason"].startswith("a new quarter; in force from")
+    assert first["reason"].startswith("in force from")
+    refused(client.put(f"/v1/policy?reason={'x' * 1_001}", json=POLICY), "invalid-parameter")
+    assert "a new quarter" in client.get("/audit", headers={"Accept": "text/html"}).text

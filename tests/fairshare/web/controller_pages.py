@@ -161,7 +161,7 @@ class Stage:
     file: Path
     previews: Previews
     tokens: dict[str, str] = field(default_factory=dict)
-    applied: list[tuple[str, Policy | None, Policy]] = field(default_factory=list)
+    applied: list[tuple[str, Policy | None, Policy, str]] = field(default_factory=list)
 
     def get(self, url: str, scope: str = "", **headers: str) -> Answer:
         return ask(self.site, "GET", url, None, self._headers(scope, headers))
@@ -242,7 +242,7 @@ def stage(
     books = Books(accountant)
     previews = Previews(work)
     place = PolicyLocation(file, PolicyFileWriter(file) if writable else None)
-    applied: list[tuple[str, Policy | None, Policy]] = []
+    applied: list[tuple[str, Policy | None, Policy, str]] = []
     context = PageContext(
         scene, QueueHistory(books, clock), previews, place, clock, 600.0, lambda *said: applied.append(said),
         accountant_pages,

@@ -106,11 +106,12 @@ def test_it_is_applied_once_confirmed_and_never_over_another_change(tmp_path: Pa
     here.file.chmod(0o640)
     before = here.file.read_text()
     after = before.replace("k: 1.0", "k: 3.0")
-    form = {"text": after, "base": digest(before)}
+    form = {"text": after, "base": digest(before), "reason": " the quarter began "}
     assert here.post("/shares/policy/apply", form).status == 200
     assert here.file.read_text() == after
     assert here.file.stat().st_mode & 0o777 == 0o640
-    assert here.applied == [("anonymous", *(policies.policy_of_document(parse(each, "x")) for each in (before, after)))]
+    both = [policies.policy_of_document(parse(each, "x")) for each in (before, after)]
+    assert here.applied == [("anonymous", *both, "the quarter began")]
     assert list(tmp_path.glob(".policy*")) == []
     assert here.post("/shares/policy/apply", form).status == 409
     assert here.post("/shares/policy/apply", {**form, "text": "queues: 7"}).status == 422
