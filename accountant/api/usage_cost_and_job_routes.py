@@ -319,11 +319,14 @@ def budgets(deps: AppDeps, principal: Reader) -> list[BudgetState]:
 
 
 @figure_router.get(
-    "/v1/guarantees", summary="What each queue is guaranteed and holds", responses=refuses("ledger-unavailable")
+    "/v1/guarantees",
+    summary="What each queue is guaranteed and held on average",
+    responses=refuses("ledger-unavailable"),
 )
 def guarantees(deps: AppDeps, principal: Reader) -> GuaranteesAnswer:
-    """Returns the deserved quota of each queue without children, and the GPUs that it holds, averaged over the last
-    minutes on record. A caller that may see only some teams gets their queues. Empty without a policy."""
+    """Returns the deserved quota of each queue without children, and the GPUs that it held on average in the span from
+    `start_ms` to `end_ms`, the last minutes on record. What it holds at this instant may differ. A caller that may see
+    only some teams gets their queues. Empty without a policy."""
     now = deps.clock.wall_ms()
     end = max(BURN_MS, min(now, deps.newest_ms() - SETTLE_MS))
     with deps.ledger.moment(end - BURN_MS, end) as moment:

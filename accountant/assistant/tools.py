@@ -495,8 +495,9 @@ def guarantees(
     offset: Annotated[int, Field(ge=0, le=1_000_000, description="Rows to skip: `next_offset`.")] = 0,
     limit: Limit = 50,
 ) -> dict[str, Any]:
-    """Whether a team or queue is above its guarantee: what each queue is guaranteed (null: unlimited), holds over the
-    last minutes on record, and how many GPUs of it are above."""
+    """Whether a team or queue is above its guarantee: what each queue is guaranteed (null: unlimited), held on
+    average in the span of the answer (the last minutes on record; the page Shares counts what is held at an instant
+    instead), and how many GPUs of it are above."""
     found = accountant.ask(GuaranteesAnswer, "/v1/guarantees")
     shown, following = from_offset(found.queues, offset, limit)
     rows = [one.model_dump(mode="json") for one in shown]

@@ -47,7 +47,7 @@ from accountant.wire.usage_cost_and_job_models import (
 from gputally.base.money import exact_sum, minor_places, sum_if_known
 from gputally.base.number_format import NOTHING, hours, percent
 from gputally.base.terminal import figures, table
-from gputally.base.units import MS_PER_DAY
+from gputally.base.units import MS_PER_DAY, MS_PER_MINUTE
 
 if TYPE_CHECKING:
     from accountant.ledger.protocols import ClockReport, GpuOwnership, Imbalance, MisdatedRecords, RetiredDevice
@@ -463,11 +463,14 @@ def changes(answer: ChangesAnswer, zone: ZoneInfo) -> Table:
 
 
 def guarantees(answer: GuaranteesAnswer, zone: ZoneInfo) -> Table:
-    """A table of what each queue is guaranteed and holds, in GPUs."""
-    until = "Guarantees" if answer.coverage is None else f"Guarantees and GPUs held, at {instant(answer.end_ms, zone)}"
+    """A table of what each queue is guaranteed and held on average, in GPUs."""
+    until = "Guarantees"
+    if answer.coverage is not None:
+        minutes = (answer.end_ms - answer.start_ms) // MS_PER_MINUTE
+        until = f"Guarantees, and GPUs held on average in the {minutes} minutes until {instant(answer.end_ms, zone)}"
     return table(
         f"{until}, {percent(answer.coverage)} metered",
-        ["queue", "team", "GPU model", *figures("guaranteed", "holds", "above")],
+        ["queue", "team", "GPU model", *figures("guaranteed", "mean held", "above")],
         (
             (
                 one.queue,

@@ -106,7 +106,7 @@ def budgets(output: Printed = "table", *, at: Books) -> None:
 @app.command()
 @with_option_groups
 def guarantees(output: Printed = "table", *, at: Books) -> None:
-    """Show what each queue is guaranteed, what it holds over the last minutes on record, and how much is above."""
+    """Show what each queue is guaranteed, the mean of what it held in the last minutes on record, and what is above."""
     from accountant.cli import terminal_tables
     from accountant.wire.usage_cost_and_job_models import GuaranteesAnswer
 

@@ -26,6 +26,7 @@ class Machine:
     agent: what its agent last said of itself; None if unknown.
     outages: when it could not be used in the span, the newest first.
     lost_us: GPU-µs that are `down` because a GPU was lost, while the node itself was up.
+    span: which the list shows; errors that were all before or after it are not of it.
     before: its accounts in the span before; None if it is not compared, or nothing is known of its cluster then."""
 
     cluster: str
@@ -41,6 +42,7 @@ class Machine:
     outages: tuple[Down, ...]
     before: Accounts | None = None
     lost_us: int = 0
+    span: tuple[int, int] | None = None
 
     @property
     def then(self) -> Machine | None:
@@ -63,8 +65,8 @@ class Machine:
 
     @property
     def errors(self) -> tuple[GpuErrorLine, ...] | None:
-        """The errors of its GPUs, the newest first; None if its agent does not report them."""
-        return errors_of(self.gpus_told) if self.gpus_told else None
+        """The errors of its GPUs in the span, the newest first; None if its agent does not report them."""
+        return errors_of(self.gpus_told, self.span) if self.gpus_told else None
 
     @property
     def errors_unread(self) -> tuple[str, ...]:
@@ -86,14 +88,17 @@ class Machine:
         return self.newest_ms is not None and is_old(self.newest_ms, now_ms)
 
 
-def errors_of(gpus: Iterable[GpuHealth]) -> tuple[GpuErrorLine, ...]:
-    """The errors of GPUs, the newest first."""
+def errors_of(gpus: Iterable[GpuHealth], span: tuple[int, int] | None = None) -> tuple[GpuErrorLine, ...]:
+    """The errors of GPUs, the newest first. span: without those of which it is known that none was in it."""
+    start_ms, end_ms = span or (None, None)
     lines = [
         GpuErrorLine(
             gpu=gpu.gpu_uuid, kind=error.kind, count=error.count, since_ms=error.since_ms, last_ms=error.last_ms
         )
         for gpu in gpus
         for error in gpu.errors
+        if (start_ms is None or error.last_ms is None or error.last_ms >= start_ms)
+        and (end_ms is None or error.since_ms is None or error.since_ms < end_ms)
     ]
     return tuple(sorted(lines, key=lambda line: (-(line.last_ms or 0), line.gpu, line.kind)))
 
@@ -150,6 +155,7 @@ def machines(
                     for one in reversed(fact.down if fact else ())
                     if one.start_ms < end_ms and (one.end_ms is None or one.end_ms > start_ms)
                 ),
+                span=(start_ms, end_ms),
                 before=earlier.get(key, Accounts()) if before is not None and key[0] in before.clusters else None,
             )
         )

@@ -146,7 +146,8 @@ def group_page(request: Request, params: Annotated[GroupParams, Query()], deps: 
         api=[(name, f"/v1/{name}?" + urlencode({**where, "by": "day"}, True, ":")) for name in ("usage", "cost")],
         known_before=figure_formatting.records_begin(*month.previous.span(tz), deps.ledger.status().extent[0], tz),
         related=_related(deps, params, month),
-        linked=group_link, told=told, errors=node_list.errors_of(told or ()), needs=node_list.needs_of(told or ()),
+        linked=group_link, told=told, errors=node_list.errors_of(told or (), found.span),
+        needs=node_list.needs_of(told or ()),
         deserved=any(day.deserved for day in found.days),
     )  # fmt: skip
 

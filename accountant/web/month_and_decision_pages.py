@@ -41,7 +41,7 @@ from accountant.ledger.protocols import Hole, JobKey, Moment, Quarantined
 from accountant.reports import charts, figure_formatting, html_page, report_builder
 from accountant.reports.figure_formatting import silent_clusters
 from accountant.web import home, page_queries, page_rows
-from accountant.web.list_bar import group_address, title
+from accountant.web.list_bar import group_address, group_link, title
 from accountant.web.page_queries import records
 from accountant.web.page_rows import adjusting, correcting, to_lines
 from accountant.wire import decision_text
@@ -117,6 +117,7 @@ def overview(request: Request, params: Annotated[TablesParams, Query()], deps: A
         now=use,
         now_as_of_ms=now.as_of_ms,
         demand=now.value.demand,
+        linked=group_link,
         waiting=now.value.demand.waiting,
         any_records=deps.newest_ms() > 0,
         proposals=len(deps.books.waiting),

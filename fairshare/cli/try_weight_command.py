@@ -70,6 +70,7 @@ def _tables(found: Sequence[tuple[Divided, Sequence[TriedQueue]]]) -> Group:
 
 
 def _table(rows: Sequence[TriedQueue], part: Divided) -> Table:
+    from fairshare.explain.conclusions import of_weight
     from fairshare.explain.plan_tables import number, titled_table
     from gputally.base.instants import utc_text
 
@@ -79,6 +80,7 @@ def _table(rows: Sequence[TriedQueue], part: Divided) -> Table:
         ("weight", "then", "entitled", "then ", "GPUs", "then  "),
     )  # fmt: skip
     table.caption = (
+        f"{of_weight(rows)} "
         "Past usage and what jobs request are left out. what-if replays them, for a past span: a queue may gain by one"
         " and lose by the other."
     )

@@ -125,6 +125,7 @@ def what_if(
 
 
 def _table(found: Comparison, name: str) -> Table:
+    from fairshare.explain.conclusions import of_replay
     from fairshare.explain.plan_tables import titled_table
     from gputally.base.instants import utc_text
 
@@ -136,6 +137,7 @@ def _table(found: Comparison, name: str) -> Table:
     hours = [*(["had"] if booked else []), "now", "then", "change", "of cluster"]
     table = titled_table(title, ("queue",), (*hours, "wait now", "then", "preempted now", "then"))
     table.caption = (
+        f"{' '.join(of_replay(found))} "
         f"now: the policy in force, replayed. then: {name}, replayed. try-weight answers another question: what quotas"
         " and weights entitle a queue to now; a queue may gain by one and lose by the other."
     )

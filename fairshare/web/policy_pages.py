@@ -13,6 +13,7 @@ from accountant.wire.policy_models import Policy, QueuePolicy
 from fairshare.controller import policy_difference
 from fairshare.controller.policy_file import PolicyFileChanged, PolicyNotWritten, digest, policy_of_document
 from fairshare.core.queues_and_weights import PolicyTree
+from fairshare.explain import conclusions
 from fairshare.explain.what_if_simulation import Comparison
 from fairshare.laws.weight_calculation import static_parts
 from fairshare.web import policy_form, queue_pages
@@ -108,7 +109,8 @@ def preview_page(request: RequestContext) -> Response:
     standing = _standing(request.app)
     return request.page(
         "preview.html", "/shares/policy", key=key, preview=preview,
-        plots=_plots(preview.result) if preview.result else (), base=digest(standing.text),
+        plots=_plots(preview.result) if preview.result else (),
+        conclusions=conclusions.of_replay(preview.result) if preview.result else (), base=digest(standing.text),
         lines=policy_form.difference(standing.text, preview.text, standing.name),
     )  # fmt: skip
 

@@ -23,6 +23,7 @@ from accountant.wire.policy_models import Decision, Policy, QueuePolicy, UsageWi
 from fairshare.controller.cycle_report import CycleReport, TargetReport, WriteOutcome
 from fairshare.controller.policy_difference import duration_text
 from fairshare.core.queues_and_weights import UNLIMITED, Condition, PolicyTree, Standing, Weight
+from fairshare.explain.conclusions import of_weight
 from fairshare.explain.queue_and_pod_explanation import QueueAccount, explain_queue
 from fairshare.explain.try_weight import TriedQueue, try_weight
 from fairshare.explain.weight_change_causes import change_table, with_change
@@ -240,7 +241,11 @@ def shares(request: RequestContext) -> Response:
         "shares.html", "/shares", order=_sorting(request, "/shares", given), sort=request.parameter("sort"),
         targets=views, top=min(1.0, top * 1.08), window=_window(snapshot.policy),
         names=[each.name for _, each in PolicyTree(snapshot.policy).downwards()], wanted=name, weight=weight,
-        tried=tried, wrong=wrong,
+        tried=tried, wrong=wrong, conclusion=lambda rows: of_weight(list(rows)),
+        named={
+            view.name: max((row for row in view.rows if row.used is not None), key=lambda row: row.used, default=None)
+            for view in views
+        },
     )  # fmt: skip
 
 

@@ -136,6 +136,11 @@ def test_errors_of_gpus_are_shown_with_when_how_many_and_what_to_do(client: Test
     assert "unknown" in rows_after(
         read(client.get("/nodes?start=12h&columns=errors", headers=PAGE).text), "Nodes, their GPUs", "n2"
     )
+    edge = f"start={AT_MS - 7_200_000}&end={AT_MS - 3_600_000}"
+    early = {line["node"]: line["gpu_errors"] for line in client.get(f"/v1/nodes?{edge}").json()["lines"]}
+    assert [error["kind"] for error in early["n1"]] == ["ecc uncorrected"], (
+        "when it was is unknown; the other was later"
+    )
     page = client.get("/node/prod/n1", headers=PAGE).text
     assert rows_after(read(page), "Errors of GPUs", "GPU-1")[:2] == ["xid 79", "2"]
     assert "xid: no permission" in page
