@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
 from itertools import groupby
 from operator import itemgetter
 from xml.etree import ElementTree as ET
 
 from accountant.reports import figure_formatting
 from accountant.reports.report_breakdowns import AccountRow, DayRow, HourlyUse
+from accountant.reports.week_parts import is_weekend
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from gputally.base.units import US_PER_HOUR
 from gputally.server.page_layout import drawn, rect, root, text
@@ -123,10 +123,6 @@ class ChartColumn:
     unknown: float = 0.0
     edges: tuple[str, str] | None = None
     weekend: bool = False
-
-
-def is_weekend(day: date) -> bool:
-    return day.weekday() >= 5
 
 
 def shade_weekends(svg: ET.Element, days: Sequence[bool], left: float, pitch: float, top: float, height: float) -> None:

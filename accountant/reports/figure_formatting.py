@@ -4,7 +4,7 @@ Rounding here is for display only; files for programs (CSV, canonical JSON) do n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -18,10 +18,11 @@ from accountant.core.record_age import is_old
 from accountant.reports.report_breakdowns import SpanChange, change
 from accountant.reports.savings_hints import HARDLY_USED as HARDLY_USED
 from accountant.reports.savings_hints import Hint
+from accountant.reports.week_parts import LEAST_METERED, WeekPart, is_weekend
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import BudgetState
 from gputally.base.instants import midnight_ms
-from gputally.base.money import HOUR_PLACES, minor_places
+from gputally.base.money import HOUR_PLACES, exact_sum, minor_places
 from gputally.base.number_format import NOTHING as NOTHING
 from gputally.base.number_format import gpus as gpus
 from gputally.base.number_format import hours as hours
@@ -287,6 +288,40 @@ def actor(who: str) -> str:
     if who.startswith(("/", "file ")):
         return f"from file {who.removeprefix('file ').rpartition('/')[2]}"
     return {"anonymous": "without sign-in", "": "not recorded"}.get(who, who)
+
+
+def week_text(parts: Sequence[WeekPart], currency: str | None) -> str:
+    """The means in words; "" without days of both kinds, which would compare nothing."""
+    said = []
+    for part in parts:
+        figures = [f"{hours(part.held_us)} GPU-h held"]
+        if currency and part.cost is not None:
+            figures.append(f"{currency} {money(part.cost, currency)}")
+        if part.utilisation is not None:
+            figures.append(f"{percent(part.utilisation)} used")
+        said.append((part.weekend, part.days, ", ".join(figures)))
+    return _weekday_means(said)
+
+
+def weekday_mean_text(days: Iterable[tuple[date, Decimal | int]], shown: Callable[[Decimal], str]) -> str:
+    """The means of one figure in words, as `week_text`. shown: how its mean is written, with the unit."""
+    known = [(day, Decimal(value)) for day, value in days]
+    said = []
+    for weekend in (False, True):
+        of_kind = [value for day, value in known if is_weekend(day) == weekend]
+        if of_kind:
+            said.append((weekend, len(of_kind), shown(exact_sum(of_kind) / len(of_kind))))
+    return _weekday_means(said)
+
+
+def _weekday_means(said: Sequence[tuple[bool, int, str]]) -> str:
+    if len(said) < 2:
+        return ""
+    means = [
+        f"{'a day of a weekend' if weekend else 'A weekday'}, mean of {days}: {figures}"
+        for weekend, days, figures in said
+    ]
+    return f"{'; '.join(means)}. Whole days that are metered to {percent(LEAST_METERED, 0)} or more."
 
 
 def records_begin(start_ms: int, end_ms: int, since_ms: int, tz: ZoneInfo) -> str:

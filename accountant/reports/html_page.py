@@ -132,6 +132,7 @@ def render_html(report: Report, links: Links | None = None) -> str:
             most_hints=_HINTS,
             several_clusters=len({row.cluster for row in _of_jobs(report)}) > 1,
             series=charts.series(report.daily, report.everyone),
+            week=figure_formatting.week_text(report.week, report.currency),
             daily=charts.daily(report.daily, title, report.everyone, capacity=report.team is None),
             hours=charts.hours(report.rhythm, "Held GPUs by hour of the day"),
             accounts=charts.accounts(report.accounts, f"Where the capacity of {figure_formatting.span(report)} went"),

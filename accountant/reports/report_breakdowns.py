@@ -17,13 +17,14 @@ from zoneinfo import ZoneInfo
 from accountant.billing.charge import ALLOCATED, Account, Charge, PricedTime, quantify
 from accountant.billing.displayed_amounts import Part
 from accountant.billing.statements import Entry, StatementLine
-from accountant.core.periods import Days, days, hour_of_day
+from accountant.core.periods import Days, day_span, days, hour_of_day
 from accountant.ledger.usage import ACCOUNTS, HELD, Usage
 from accountant.prices.price_book import PriceBook
 from accountant.prices.unit_prices import Place
+from accountant.reports.week_parts import LEAST_METERED, WholeDay
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension
-from gputally.base.money import exact_sum
+from gputally.base.money import exact_sum, sum_if_known
 
 K = TypeVar("K", bound=Hashable)
 
@@ -360,6 +361,40 @@ def daily(hourly: Usage, start_ms: int, end_ms: int, tz: ZoneInfo, team: str | N
         unknown = unmetered[day] / total[day] if total[day] else 1.0
         rows.append(DayRow(date_of_day, start, end, allocated.get(day, {}), capacity[day], unknown))
     return tuple(rows)
+
+
+def whole_days(
+    rows: Sequence[DayRow],
+    hourly: Usage,
+    costs: Mapping[tuple[str, ...], Decimal | None],
+    since_ms: int,
+    tz: ZoneInfo,
+    team: str | None,
+) -> tuple[WholeDay, ...]:
+    """What teams, or one of them, held on each day that is over and metered, and its cost.
+
+    rows, hourly: as in `daily`. costs: by day and team, as pages show them; none: they are unknown. since_ms: start of
+    the first record."""
+    of_hours, keys = _sums_by(hourly, ("hour", "team"))
+    sums: dict[str, Counter[str]] = defaultdict(Counter)
+    for (hour, name), figures in zip(keys, of_hours, strict=True):
+        if team in (None, name):
+            sums[hour.partition("T")[0]].update(dict(zip(HELD, figures[: len(HELD)], strict=True)))
+    found = []
+    for row in rows:
+        day = row.day.isoformat()
+        is_whole = (row.start_ms, row.end_ms) == day_span(row.day, tz) and row.start_ms >= since_ms
+        if is_whole and row.unknown <= 1 - LEAST_METERED:
+            amounts = [
+                cost for (at, name), cost in costs.items() if at == day and name != IDLE and team in (None, name)
+            ]
+            found.append(
+                WholeDay(
+                    row.day, sums[day].total(), sums[day]["busy"], sums[day]["allocated_idle"],
+                    sum_if_known(amounts) if costs else None,
+                )
+            )  # fmt: skip
+    return tuple(found)
 
 
 def _sums_by(hourly: Usage, by: Sequence[Dimension]) -> tuple[list[list[int]], list[tuple[str, ...]]]:

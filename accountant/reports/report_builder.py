@@ -25,6 +25,7 @@ from accountant.billing.charge import Charge
 from accountant.billing.charge_table import ChargeTable
 from accountant.billing.cost_allocation import billed_tables, unused_commitments
 from accountant.billing.displayed_amounts import Part
+from accountant.billing.displayed_costs import displayed_costs
 from accountant.billing.queue_waits import WaitRow
 from accountant.billing.quota_usage import ModelSpans, QuotaRow, quotas
 from accountant.billing.statements import (
@@ -65,6 +66,7 @@ from accountant.reports.report_breakdowns import (
 from accountant.reports.savings_hints import BY_NAME as _BY_NAME
 from accountant.reports.savings_hints import Hint, Peak, SpotRow, peaks_of, savings_hints
 from accountant.reports.statement_line_charges import Details
+from accountant.reports.week_parts import WeekPart, week_parts
 from accountant.wire.policy_models import IDLE, PolicyVersion
 from accountant.wire.usage_cost_and_job_models import BudgetState, Dimension
 from gputally.base.money import exact_sum
@@ -133,6 +135,7 @@ class Readings:
     month: the calendar month that the span is, or begins; None for other spans.
     since_ms: start of the ledger's first record.
     by_day: charges by team, queue, day and more (`accountant.billing.budget_forecast.grouping`), if there is a month.
+    of_days: costs by day and team as pages show them, if there is a month and a price book.
     billed, earlier: bills by team of the span and of the one before.
     parts, parts_before: the same of each of their months, if they are of several: amounts are the sums of those.
     unused: unused commitments.
@@ -157,6 +160,7 @@ class Readings:
     month: Month | None
     since_ms: int
     by_day: Sequence[Charge]
+    of_days: Mapping[tuple[str, ...], Decimal | None]
     billed: Sequence[Charge]
     earlier: Sequence[Charge]
     parts: Sequence[MonthsPart]
@@ -239,6 +243,9 @@ def read_data(
         month=month,
         since_ms=first_ms,
         by_day=charges(ledger, book, start_ms, end_ms, by_day, None, timezone) if month is not None else (),
+        of_days=displayed_costs(ledger, book, start_ms, end_ms, ("day", "team"), None, timezone).known
+        if month is not None and book is not None
+        else {},
         billed=billed.charges(),
         earlier=earlier.charges(),
         parts=parts,
@@ -381,6 +388,7 @@ class Report:
     spot: tuple[SpotRow, ...]
     waits: tuple[WaitRow, ...]
     rhythm: HourlyUse
+    week: tuple[WeekPart, ...]
     unpriced: tuple[UnpricedRow, ...]
     imports: tuple[ImportRow, ...] = ()
     details: Details | None = None
@@ -541,6 +549,7 @@ def made_of(
     days, since_ms = found.by_day, found.since_ms
     by_day = found.days if before else None
     of_queues = quotas(policies, found.of_quotas, start_ms, end_ms, tz, since_ms)
+    daily = report_breakdowns.daily(found.hourly, start_ms, end_ms, tz, team)
     return Report(
         statement=stated,
         team=team,
@@ -566,7 +575,8 @@ def made_of(
         epochs=found.epochs.get(team, ()),
         users=tuple(users[:TOP_USERS]),
         unnamed_users=max(0, len(users) - TOP_USERS),
-        daily=report_breakdowns.daily(found.hourly, start_ms, end_ms, tz, team),
+        daily=daily,
+        week=week_parts(report_breakdowns.whole_days(daily, found.hourly, found.of_days, since_ms, tz, team)),
         quotas=tuple(row for row in of_queues if team in (None, row.team)),
         hints=savings_hints(candidates, found.peaks),
         idle_holders=tuple(jobs.hardly_used(TOP)),

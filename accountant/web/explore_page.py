@@ -12,6 +12,7 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Annotated, Any, Final
 from urllib.parse import quote, urlencode
+from zoneinfo import ZoneInfo
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
@@ -25,7 +26,8 @@ from accountant.core.periods import Days, Month
 from accountant.exports.protocol import file_name
 from accountant.ledger.protocols import JobKey
 from accountant.reports import charts, figure_formatting
-from accountant.reports.charts import ChartColumn, is_weekend
+from accountant.reports.charts import ChartColumn
+from accountant.reports.week_parts import LEAST_METERED, is_weekend
 from accountant.web import month_and_decision_pages, page_queries, saved_views
 from accountant.web.explore_table import (
     COLUMNS,
@@ -164,6 +166,7 @@ def explore_page(request: Request, params: Params, deps: AppDeps, principal: Rea
         measures=[Choice(name, FIGURES[name].title, name == params.measure) for name in MEASURES_SHOWN],
         currency=currency, **saved_views.of(request, deps, principal),
         unit=_unit, chart=_chart(found.chart, view.asked.measure, currency, _edges(found, bar)),
+        week=_week(found, view.asked.measure, currency, zone, first_ms),
         parts=_legend(found.chart), narrower=_narrower(bar, found.chart),
         as_of_ms=view.answer.as_of_ms, span_zone=zone, questions=_questions(bar),
         note=params.note(found.start_ms, deps.clock.wall_ms(), bar.span.timezone, deps.newest_ms(),
@@ -455,6 +458,26 @@ def _chart(chart: Series, measure: Measure, currency: str | None, edges: Sequenc
     title = f"{FIGURES[measure].title} by {chart.unit}, {_unit(FIGURES[measure], currency)}"
     named = ", ".join(name for _, name in parts)
     return charts.stacked("explored", columns, title, f"Parts from below: {named}.", thinned=False)
+
+
+def _week(found: Explored, measure: Measure, currency: str | None, zone: ZoneInfo, since_ms: int) -> str:
+    """The means of the weekdays and of the weekends of a chart by day; "" for another chart. since_ms: start of the
+    first record."""
+    if found.chart.unit != "day":
+        return ""
+    days: list[tuple[date, Decimal | int]] = []
+    for cell in found.chart.cells:
+        day, values = date.fromisoformat(cell.name), list(cell.parts.values())
+        begin, end = periods.day_span(day, zone)
+        is_whole = max(found.start_ms, since_ms) <= begin and end <= found.end_ms and cell.unknown <= 1 - LEAST_METERED
+        if is_whole and None not in values:
+            days.append((day, exact_sum(Decimal(value) for value in values if value is not None)))
+    column = FIGURES[measure]
+
+    def shown(mean: Decimal) -> str:
+        return f"{_measured(measure, mean if measure == 'cost' else round(mean), currency)} {_unit(column, currency)}"
+
+    return figure_formatting.weekday_mean_text(days, shown)
 
 
 def _height(measure: Measure, value: Figure) -> float:

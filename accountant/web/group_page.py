@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from datetime import date
 from decimal import Decimal
 from typing import Annotated, Final
 from urllib.parse import quote, urlencode
@@ -30,10 +31,11 @@ from accountant.core.periods import Days, Month
 from accountant.ledger.protocols import GpuHealth, Moment
 from accountant.ledger.usage import HELD, Where
 from accountant.prices.price_book import PriceBook
-from accountant.reports import charts, figure_formatting, node_list, report_breakdowns, savings_hints
+from accountant.reports import charts, figure_formatting, node_list, report_breakdowns, savings_hints, week_parts
 from accountant.reports.charts import ChartColumn
 from accountant.reports.report_breakdowns import BY_JOB
 from accountant.reports.savings_hints import Hint
+from accountant.reports.week_parts import WeekPart, WholeDay
 from accountant.web import explore_table, home, month_and_decision_pages, page_queries
 from accountant.web.explore_page import changed, figure_text
 from accountant.web.explore_table import FIGURES, Question, Row
@@ -63,13 +65,15 @@ class GroupParams(Params):
 
 @dataclass(frozen=True, slots=True)
 class GroupDay:
-    """A local day. unknown: the unmetered part of the value's GPUs' time, or, if it has none of its own, of all GPUs'
-    time; 1 if nothing is known of it.
+    """A local day. whole: it is over, and most of it is known (`accountant.reports.week_parts`). unknown: the unmetered
+    part of the value's GPUs' time, or, if it has none of its own, of all GPUs' time; 1 if nothing is known of it.
 
     cost: as pages show it; None if some of the time has no price. before: the same day of the month before; None if
     nothing is known of it, or it has no such day. deserved: the queues' deserved GPU-hours."""
 
     name: str
+    day: date
+    whole: bool
     weekend: bool
     unknown: float
     accounts: Accounts
@@ -148,7 +152,16 @@ def group_page(request: Request, params: Annotated[GroupParams, Query()], deps: 
         related=_related(deps, params, month),
         linked=group_link, told=told, errors=node_list.errors_of(told or (), found.span),
         needs=node_list.needs_of(told or ()),
+        week=figure_formatting.week_text(_week(found, currency), currency),
         deserved=any(day.deserved for day in found.days),
+    )  # fmt: skip
+
+
+def _week(found: Group, currency: str | None) -> tuple[WeekPart, ...]:
+    return week_parts.week_parts(
+        WholeDay(day.day, day.accounts.allocated, day.accounts.busy, day.accounts.allocated_idle,
+                 day.cost if currency else None)
+        for day in found.days if day.whole
     )  # fmt: skip
 
 
@@ -334,13 +347,18 @@ def _days(
             for line in moment.usage((begin, end), ("day",), metered, timezone).lines()
             if line.accounts_gpu_us.is_known
         })  # fmt: skip
+    since_ms = moment.status().extent[0]
     found = []
     for day, begin, end in periods.days(*asked.span, tz):
         at = f"{day:%d}"
         found.append(
             GroupDay(
                 f"{day:%-d %b}",
-                charts.is_weekend(day),
+                day,
+                begin >= since_ms
+                and (begin, end) == periods.day_span(day, tz)
+                and known[0].get(at, 1.0) <= 1 - week_parts.LEAST_METERED,
+                week_parts.is_weekend(day),
                 known[0].get(at, 1.0),
                 helds[0].get(at, Accounts()),
                 costs[0].get(at, Decimal(0)),

@@ -19,7 +19,8 @@ from accountant.ledger.protocols import Moment
 from accountant.ledger.usage import ACCOUNTS, HELD, added
 from accountant.prices.price_book import PriceBook
 from accountant.reports import figure_formatting
-from accountant.reports.charts import ChartSeries, is_weekend, ranked, shade_weekends
+from accountant.reports.charts import ChartSeries, ranked, shade_weekends
+from accountant.reports.week_parts import is_weekend
 from accountant.wire.list_order import PageTables
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, BudgetState

@@ -243,7 +243,9 @@ def shares(request: RequestContext) -> Response:
         names=[each.name for _, each in PolicyTree(snapshot.policy).downwards()], wanted=name, weight=weight,
         tried=tried, wrong=wrong, conclusion=lambda rows: of_weight(list(rows)),
         named={
-            view.name: max((row for row in view.rows if row.used is not None), key=lambda row: row.used, default=None)
+            view.name: max(
+                (row for row in view.rows if row.used is not None), key=lambda row: row.used or 0.0, default=None
+            )
             for view in views
         },
     )  # fmt: skip

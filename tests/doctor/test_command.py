@@ -251,7 +251,7 @@ def test_a_machine_without_anything_is_no_fault(
     said = capsys.readouterr().out
     assert "0 checks run, 3 not run" in said
     assert "nothing wrong" not in said, "nothing was checked"
-    assert {"--url", "--kubeconfig"} <= set(said.split())
+    assert "--url" in said
 
 
 def test_wrong_calls_have_a_code_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:

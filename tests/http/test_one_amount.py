@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from html import unescape
+from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
@@ -119,6 +120,26 @@ def test_a_team_has_one_amount_for_a_month_on_every_page_and_in_every_file(
     with serve(running.app, "127.0.0.1", 0) as url:
         if registered("exports.json"):
             assert in_json(run_command.at(url).shown("report", month, "--format", "json")) == expected
+
+
+def test_a_team_has_one_mean_of_weekdays_and_of_weekends_on_its_pages_and_in_explore(tmp_path: Path) -> None:
+    """30 October 2026 is a Friday, 31 October a Saturday. Nothing is known of the days before, and the next is not
+    over."""
+    chosen = settings_in(tmp_path, prices=price_book_text(H100="2.13337", currency="USD"), inventory=INVENTORY)
+    rows = [*held(66, 60, "GPU-1", "nlp"), *held(66, 47, "GPU-2", "nlp"), *held(19, 13, "GPU-2", "vision")]
+    with Service(chosen, VirtualClock(NOW_MS)) as service:
+        deliver(service.ledger, NOW_MS, batch(rows, cluster="prod", node="n1"))
+        client = client_of(service, headers=PAGE)
+        means = []
+        for path in (
+            "/team/nlp?month=2026-10", "/group?by=team&value=nlp&month=2026-10",
+            "/explore?start=2026-10-01&end=2026-11-01&measure=cost&where.team=nlp&by=team",
+        ):  # fmt: skip
+            said = re.search(r"A weekday, mean of [^<]+", client.get(path).text)
+            assert said is not None, path
+            means.append(re.findall(r"\d+\.\d\d(?!\d)", said[0]))
+    # 48 and 41 GPU-hours at 2.13337
+    assert means == [["102.40", "87.47"]] * 3
 
 
 def figure_of(client: TestClient, address: str) -> Decimal:
