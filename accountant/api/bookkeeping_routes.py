@@ -165,7 +165,7 @@ def month_report(
     team = known_team_for(deps, principal, params.team)
     report = report_builder.report(
         deps.ledger, deps.books, span.start_ms, span.end_ms, span.timezone, month=span.month, team=team,
-        issuer=deps.settings.issuer if export.charges else None,
+        issuer=deps.settings.issuer if export.charges else None, labels=deps.settings.exported_labels,
         invoiced_by=deps.settings.issuer if span.month is not None else None, watched=deps.settings.kubernetes.watched,
     )  # fmt: skip
     name = "" if export.inline else file_name(export.suffix, params.month, team)

@@ -119,7 +119,15 @@ class Member:
         end_ms = max(start_ms + 1, min(end_ms, self.clock.wall_ms()))
         with self.readable():
             return report_builder.report(
-                self.ledger, self.books, start_ms, end_ms, self.status.timezone, month=month, team=team, issuer=issuer
+                self.ledger,
+                self.books,
+                start_ms,
+                end_ms,
+                self.status.timezone,
+                month=month,
+                team=team,
+                issuer=issuer,
+                labels=self.status.exported_labels,
             )
 
     def readable(self) -> AbstractContextManager[None]:

@@ -460,7 +460,7 @@ class Publisher:
             return
         report = report_builder.report(
             self._ledger, self._books, start_ms, max(start_ms + 1, min(end_ms, now_ms)), self._timezone, month=month,
-            issuer=self._issuer,
+            issuer=self._issuer, labels=map(label_of, self._labels),
         )  # fmt: skip
         if report.currency is None:
             return

@@ -357,7 +357,7 @@ _FOCUS_TEXTS: Final[dict[str, str]] = {
     "SubAccountId": "team that pays",
     "SubAccountName": "equal to SubAccountId",
     "SubAccountType": "`Team`",
-    "Tags": "job, namespace, pool, queue and user, JSON",
+    "Tags": "job, namespace, pool, queue, user and exported labels, JSON",
     "x_Account": "account of the time",
     "x_AboutMonth": "month that a correction or credit is about",
     "x_ChargeKey": "identifier of the charge, equal in every export",

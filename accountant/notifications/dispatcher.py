@@ -83,6 +83,7 @@ class Dispatcher:
         self._ledger = ledger
         self._books = books
         self._issuer = settings.issuer
+        self._labels = settings.exported_labels
         self._watched = settings.kubernetes.watched
         self._timezone = settings.timezone
         self._tz = settings.zone
@@ -277,7 +278,7 @@ class Dispatcher:
         charges = any(export.charges for form, export in exports().items() if form in due.forms)
         return report_builder.report(
             self._ledger, self._books, due.period.start_ms, due.period.end_ms, self._timezone, month=due.period.month,
-            team=due.team, issuer=self._issuer if charges else None,
+            team=due.team, issuer=self._issuer if charges else None, labels=self._labels,
             invoiced_by=self._issuer if due.period.month is not None else None, watched=self._watched,
         )  # fmt: skip
 

@@ -323,7 +323,7 @@ def _tags(charge: FocusCharge) -> dict[str, str]:
     use = charge.use
     tags = {
         "job": use.job, "namespace": use.namespace, "pool": use.pool, "queue": "" if use.queue == IDLE else use.queue,
-        "user": use.user,
+        "user": use.user, **dict(zip(use.labels[::2], use.labels[1::2], strict=True)),
     }  # fmt: skip
     idle = {"x_idle": "true"} if charge.line is not None and charge.line.account == "unallocated" else {}
     return {name: value for name, value in tags.items() if value} | idle

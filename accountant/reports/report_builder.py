@@ -504,6 +504,7 @@ def build(
     booked: MonthBooks = NO_BOOKS,
     book_before: PriceBook | None = None,
     issuer: InvoiceIssuer | None = None,
+    labels: Iterable[str] = (),
     watched: str = "",
 ) -> Report:
     """The report of [start_ms, end_ms).
@@ -511,11 +512,12 @@ def build(
     team None: of the whole cluster.
     book_before: the price book of the statement of the month before, if it is another one.
     issuer: the party that charges, for formats that list every charge.
+    labels: the exported labels, which such formats list.
     watched: as in `queue_waits`.
 
     Raises ValueError for an empty span or an unknown time zone."""
     readings = read_data(ledger, book, start_ms, end_ms, timezone, (team,), book_before, booked=booked, watched=watched)
-    details = Details.asked(ledger, book, start_ms, end_ms, timezone, issuer) if issuer is not None else None
+    details = Details.asked(ledger, book, start_ms, end_ms, timezone, issuer, labels) if issuer is not None else None
     return made_of(readings, team=team, details=details)
 
 
@@ -612,12 +614,14 @@ def report(
     team: str | None = None,
     issuer: InvoiceIssuer | None = None,
     invoiced_by: InvoiceIssuer | None = None,
+    labels: Iterable[str] = (),
     watched: str = "",
 ) -> Report:
     """Reads and builds the report of a span.
 
     month: the accountant's month that the span is, or begins; if it is closed, the report uses its statement.
     issuer: the party that charges, for formats that list every charge.
+    labels: the exported labels, which such formats list.
     invoiced_by: the same, if the report of a team is its invoice.
     watched: as in `queue_waits`."""
     # The report compares with the span before, so rows of both may be needed.
@@ -625,7 +629,7 @@ def report(
         found = _read(moment, books, start_ms, end_ms, timezone, month, (team,), watched=watched)
         details = None
         if issuer is not None:
-            details = Details.asked(moment, found.book, start_ms, end_ms, timezone, issuer)
+            details = Details.asked(moment, found.book, start_ms, end_ms, timezone, issuer, labels)
     return made_of(found, team=team, details=details, invoiced_by=invoiced_by)
 
 

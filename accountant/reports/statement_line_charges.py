@@ -29,7 +29,8 @@ from accountant.core.periods import Month, day_span
 from accountant.core.settings import InvoiceIssuer
 from accountant.ledger.protocols import Moment
 from accountant.prices.price_book import Price, PriceBook
-from accountant.wire.usage_cost_and_job_models import Dimension
+from accountant.wire.policy_models import IDLE, UNASSIGNED
+from accountant.wire.usage_cost_and_job_models import Dimension, LabelDimension, label_dimension
 from gputally.base.apportionment import apportion
 from gputally.base.money import HOUR_PLACES, exact_product, exact_sum
 
@@ -40,31 +41,42 @@ BY: Final[tuple[Dimension, ...]] = (
 
 Kind = Literal["usage", "commitment", "correction", "credit", "rounding"]
 _KEY_DIGITS = 24
+_NOT_SET: Final = frozenset({"", IDLE, UNASSIGNED})
 
 
 @dataclass(frozen=True, slots=True)
 class Details:
     """The data that FOCUS files need in addition to the report.
 
-    charges: the bills by BY.
+    charges: the bills by BY and the labels.
     prices: the book's rows by id."""
 
     charges: tuple[Charge, ...]
     prices: Mapping[str, Price]
     issuer: InvoiceIssuer
+    labels: tuple[LabelDimension, ...] = ()
 
     @classmethod
     def asked(
-        cls, ledger: Moment, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str, issuer: InvoiceIssuer
+        cls,
+        ledger: Moment,
+        book: PriceBook | None,
+        start_ms: int,
+        end_ms: int,
+        timezone: str,
+        issuer: InvoiceIssuer,
+        labels: Iterable[str] = (),
     ) -> Details:
-        """Reads the data for [start_ms, end_ms) from the ledger."""
+        """Reads the data for [start_ms, end_ms) from the ledger. labels: the exported labels, which become tags."""
         rows = {price.id: price for price in book.prices} if book is not None else {}
-        return cls(tuple(bills(ledger, book, start_ms, end_ms, BY, timezone)), rows, issuer)
+        dimensions = tuple(map(label_dimension, sorted(labels)))
+        found = bills(ledger, book, start_ms, end_ms, (*BY, *dimensions), timezone)
+        return cls(tuple(found), rows, issuer, dimensions)
 
 
 class ChargeUse(NamedTuple):
     """The user and workload of a charge: the dimensions of BY except team and day. All are "" if the GPU had no holder,
-    or the holder is unknown."""
+    or the holder is unknown. labels: names and values of those that are set, one after the other."""
 
     cluster: str = ""
     zone: str = ""
@@ -75,6 +87,7 @@ class ChargeUse(NamedTuple):
     queue: str = ""
     pool: str = ""
     region: str = ""
+    labels: tuple[str, ...] = ()
 
 
 NO_USE: Final = ChargeUse()
@@ -107,7 +120,7 @@ class FocusCharge:
 
 def of_lines(month: Month, tz: ZoneInfo, lines: Iterable[StatementLine], details: Details) -> Iterator[FocusCharge]:
     """The charges of priced lines, in the lines' order and by day and use."""
-    parts_of_lines = _parts(details.charges)
+    parts_of_lines = _parts(details.charges, details.labels)
     span = month.span(tz)
     of_day = cache(partial(_day, tz=tz))
     for line in lines:
@@ -123,7 +136,7 @@ def of_lines(month: Month, tz: ZoneInfo, lines: Iterable[StatementLine], details
             hours = Decimal(share).scaleb(-HOUR_PLACES)
             start_ms, end_ms = of_day(day) if day else span
             yield FocusCharge(
-                key=charge_key(month, "use", *line.key, day, *use),
+                key=charge_key(month, "use", *line.key, day, *use[:-1], *use.labels),
                 kind="commitment" if line.account == "unused_commitment" else "usage",
                 team=line.team,
                 start_ms=start_ms,
@@ -152,16 +165,19 @@ def rounding(
     ]
 
 
-def _parts(charges: Iterable[Charge]) -> dict[tuple[str, ...], dict[tuple[str, ChargeUse], int]]:
+def _parts(
+    charges: Iterable[Charge], labels: Sequence[LabelDimension]
+) -> dict[tuple[str, ...], dict[tuple[str, ChargeUse], int]]:
     """GPU-µs by statement line, then by day and use, sorted."""
     sums: dict[tuple[str, ...], dict[tuple[str, ChargeUse], int]] = {}
     for charge in charges:
-        team, day, *use = charge.key
+        team, day, *use = charge.key[: len(BY)]
+        set_ = (pair for pair in zip(labels, charge.key[len(BY) :], strict=True) if pair[1] not in _NOT_SET)
         place = charge.place
         row = charge.row.id if charge.billed and charge.row else ""
         line = team, charge.account, charge.detail, place.gpu_model, place.capacity_type, row
         parts = sums.setdefault(line, {})
-        part = day, ChargeUse._make((*use, place.pool, place.region))
+        part = day, ChargeUse._make((*use, place.pool, place.region, tuple(text for pair in set_ for text in pair)))
         parts[part] = parts.get(part, 0) + charge.gpu_us
     return {line: dict(sorted(parts.items())) for line, parts in sums.items()}
 

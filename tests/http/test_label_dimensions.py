@@ -6,6 +6,7 @@ import asyncio
 import csv
 import io
 import json
+import zipfile
 from contextlib import closing
 from decimal import Decimal
 
@@ -19,6 +20,7 @@ from accountant.wire.typed_accountant_client import AccountantClient
 from accountant.wire.usage_cost_and_job_models import BUILT_IN
 from gputally.server.https_server import serve
 from tests.http.conftest import INVENTORY, NOW_MS, bearer, client_of, encoded, refused, token_entry, token_list
+from tests.plugin_cases import registered
 from tests.price_books import price_book_text
 from tests.usage_records import QUARTER_MS, batch, interval, pod_facts, pod_holder
 
@@ -70,6 +72,18 @@ def test_cost_by_project_and_by_cost_centre(service):
     several = {"where.label:project": ["shared", "vision"], f"where.{CENTRE}": ["4711", "12"], "by": "label:project"}
     assert costs(client, reader, **several) == {("shared",): 2, ("vision",): 2}
     assert costs(client, reader, **{"where.label": "project=shared", "by": "label:project"}) == {("shared",): 4}
+
+
+@pytest.mark.skipif(not registered("exports.focus"), reason="no export has tags")
+def test_a_focus_file_has_the_labels_as_tags(service):
+    answer = client_of(service).get("/v1/report?month=2026-11&format=focus", headers=bearer("token-of-read"))
+    assert answer.status_code == 200, answer.text
+    archive = zipfile.ZipFile(io.BytesIO(answer.content))
+    files = [archive.read(name).decode("utf-8-sig") for name in archive.namelist() if name.endswith(".csv")]
+    rows = [row for text in files for row in csv.DictReader(io.StringIO(text)) if "Tags" in row]
+    tags = [json.loads(row["Tags"] or "{}") for row in rows]
+    found = {(tag.get("label:project", ""), tag.get(CENTRE, "")) for tag in tags}
+    assert found == {("vision", "4711"), ("shared", ""), ("shared", "12"), ("", "")}
 
 
 def test_a_team_sees_the_labels_of_its_own_time_only(service):
