@@ -122,7 +122,9 @@ def _import_command(plugin: HistoryPlugin) -> Callable[..., None]:
             found = _safely(plugin, lambda: iter(plugin.imports(asked, **own)))
             while (one := _safely(plugin, lambda: next(found, None))) is not None:
                 if not isinstance(one, Import):
-                    raise CannotImport(f"the history {plugin.name} failed: it yields a {type(one).__name__}")
+                    raise CannotImport(
+                        f"the history {plugin.name} failed: it yields the type {type(one).__name__}, not Import"
+                    )
                 remote = remote or stack.enter_context(at.connection())
                 to = ImportTarget(remote, one.cluster, plugin.name, one.origin)
                 summaries.append((to, _run(plugin, to, one, reason if replace else "")))

@@ -104,7 +104,7 @@ def checked(found: Any) -> GpuReadings:
 
     Raises WrongReading for whatever is no reading."""
     if not isinstance(found, GpuReadings):
-        raise WrongReading(f"read returned a {type(found).__name__}, not GpuReadings")
+        raise WrongReading(f"read returned the type {type(found).__name__}, not GpuReadings")
     if len(found.devices) > MOST_DEVICES:
         raise WrongReading(f"more than {MOST_DEVICES} devices")
     devices = tuple(_device(device) for device in found.devices)
@@ -118,7 +118,7 @@ def _device(found: object) -> DeviceReading:
         plain = msgspec.to_builtins(found)
         device = msgspec.convert(plain, DeviceReading)
     except UNDECODABLE as error:
-        raise WrongReading(f"a {type(found).__name__} is no DeviceReading: {error}") from error
+        raise WrongReading(f"the type {type(found).__name__} is no DeviceReading: {error}") from error
     gpu = device.gpu
     where = f"device {escaped(gpu.uuid[:MOST_TEXT])}"
     _check_bounds(plain, where)

@@ -70,7 +70,7 @@ class GuardedSource:
 def checked(found: Any, gpus: Sequence[Gpu], node: str) -> Holdings:
     """Return the holders of a node, as far as a source may speak of them. Raises WrongHoldings for whatever else."""
     if not isinstance(found, Holdings):
-        raise WrongHoldings(f"read returned a {type(found).__name__}, not Holdings")
+        raise WrongHoldings(f"read returned the type {type(found).__name__}, not Holdings")
     devices = {(gpu.uuid, "") for gpu in gpus} | {(gpu.uuid, part.uuid) for gpu in gpus for part in gpu.mig}
     uuids = {gpu.uuid for gpu in gpus}
     unknown = {
@@ -128,7 +128,7 @@ def _allocation(found: object) -> Allocation:
     try:
         allocation = msgspec.convert(msgspec.to_builtins(found), Allocation)
     except UNDECODABLE as error:
-        raise WrongHoldings(f"a {type(found).__name__} is no Allocation: {error}") from error
+        raise WrongHoldings(f"the type {type(found).__name__} is no Allocation: {error}") from error
     where = f"holder {_line(allocation.holder.uid)}"
     holder = allocation.holder
     texts = (allocation.gpu_uuid, allocation.mig_uuid, holder.uid, holder.namespace, holder.name, holder.container)
@@ -155,7 +155,7 @@ def _facts(found: object, node: str) -> PodFacts:
         kept = {name: _texts(plain[name]) for name in ("labels", "requests")} | {"stop": _stop(plain["stop"])}
         facts = msgspec.convert(plain | kept, PodFacts)
     except (*UNDECODABLE, TypeError, KeyError, AttributeError) as error:
-        raise WrongHoldings(f"a {type(found).__name__} is no PodFacts: {error}") from error
+        raise WrongHoldings(f"the type {type(found).__name__} is no PodFacts: {error}") from error
     where = f"pod {_line(facts.uid)}"
     if facts.node != node:
         raise WrongHoldings(f"{where} is on the node {_line(facts.node)}, not on {node}")

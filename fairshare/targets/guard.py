@@ -177,6 +177,6 @@ class GuardedAdapter(Adapter):
         finally:
             self._left_ms -= self._clock.monotonic_ms() - began_ms
         if not isinstance(result, kind):
-            text = f"{self.name}: {name} of its plug-in returned a {type(result).__name__}, not a {kind.__name__}"
+            text = f"{self.name}: {name} of its plug-in returned the type {type(result).__name__}, not {kind.__name__}"
             raise PluginFault(text)
         return result

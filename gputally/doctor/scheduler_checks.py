@@ -302,7 +302,7 @@ def _defined(plugin: SchedulerPlugin, objects: Sequence[Object], parts: MigParts
         queues: list[Any] = [queue for obj in objects if (queue := plugin.own_queue(obj, parts)) is not None]
         for queue in queues:
             if not isinstance(queue, OwnQueue):
-                raise TypeError(f"a {type(queue).__name__} is no OwnQueue")
+                raise TypeError(f"the type {type(queue).__name__} is no OwnQueue")
         return queues
 
     try:

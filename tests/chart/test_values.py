@@ -180,6 +180,7 @@ REFUSED: list[tuple[Values, str]] = [
     ({"fleet": {"enabled": True}}, "set accountant.lake.warehouse"),
     (_fleet(tokens={}, callers={}, publicUrl="", ingress={}), "no caller could read it"),
     (_fleet(engineUrl=""), "trino runs elsewhere: set fleet.engineUrl"),
+    (_fleet(engine="duckdb"), "duckdb takes no address"),
     (_fleet(callers={}), "people sign in with the issuers of a callers file"),
     (_fleet(signIn={}), "needs fleet.signIn.sessionKey.existingSecret"),
 ]  # fmt: skip
