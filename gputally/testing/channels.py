@@ -41,7 +41,7 @@ HOSTILE = (
 MARKUP: Mapping[str, Sequence[str]] = {
     "html": ("<script>",),
     "markdown": ("[x](http", " *b*"),
-    "slack": ("<!channel>", "<http"),
+    "angles": ("<!channel>", "<http"),
     "mentions": ("@all",),
 }
 """What must not be in a text of each kind of markup, because HOSTILE has it: a tag, a link that looks like something

@@ -13,4 +13,4 @@ class TestSlack(WebhookSuite):
     __test__ = True
     plugin = slack.CHANNEL
     # Blocks are plain text; only what notifications show reads markup.
-    markup: ClassVar = {"slack": lambda body: [json.loads(body)["text"]]}
+    markup: ClassVar = {"angles": lambda body: [json.loads(body)["text"]]}
