@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from accountant.core.record_age import is_old
-from accountant.ledger.protocols import AgentFacts, Down, GpuHealth, Moment, NodeFacts
+from accountant.ledger.protocols import AgentFacts, Down, GpuErrorCount, GpuHealth, Moment, NodeFacts
 from accountant.ledger.usage import EarlierSpan, Where, sum_of_usage_lines
 from accountant.wire.dimensions import OF_LABELS
 from accountant.wire.list_order import in_order
@@ -98,9 +98,14 @@ def errors_of(gpus: Iterable[GpuHealth], span: tuple[int, int] | None = None) ->
         for gpu in gpus
         for error in gpu.errors
         if (start_ms is None or error.last_ms is None or error.last_ms >= start_ms)
-        and (end_ms is None or error.since_ms is None or error.since_ms < end_ms)
+        and (end_ms is None or any(at is None or at < end_ms for at in _begun(error)))
     ]
     return tuple(sorted(lines, key=lambda line: (-(line.last_ms or 0), line.gpu, line.kind)))
+
+
+def _begun(error: GpuErrorCount) -> tuple[int | None, ...]:
+    """When errors were: since they are counted, and the newest one, which may be from before."""
+    return (error.since_ms,) if error.last_ms is None else (error.since_ms, error.last_ms)
 
 
 def needs_of(gpus: Iterable[GpuHealth]) -> tuple[GpuNeed, ...]:

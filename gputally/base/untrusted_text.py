@@ -97,8 +97,8 @@ def known_plugin_name(text: object) -> str:
     """Return the text if it is the name of a plug-in. Raises ValueError if it is not."""
     if not isinstance(text, str) or not is_plugin_name(text):
         raise ValueError(
-            f"not the name of a plug-in: {str(text)[:80]!r} (at most {LONGEST_PLUGIN_NAME} small letters and digits, a "
-            "letter first, with '-' or '.' only between them)"
+            f"{str(text)[:80]!r} is not the name of a plug-in (at most {LONGEST_PLUGIN_NAME} small letters and digits, "
+            "a letter first, with '-' or '.' only between them)"
         )
     return text
 

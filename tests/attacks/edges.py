@@ -101,7 +101,8 @@ KIND_OF_PARAMETER: dict[str, str] = {
     **dict.fromkeys(("id", "proposal", "name", "before"), "id"),
     **dict.fromkeys(
         ("by", "kind", "state", "format", "measure", "decay", "source", "show", "account", "apply", "keep", "lake",
-         "moved", "breakdown", "payers", "sort", "columns", "compare", "add", "across", "idle", "stopped"),
+         "moved", "breakdown", "payers", "sort", "columns", "compare", "add", "across", "idle", "stopped", "lost",
+         "amounts"),
         "word",
     ),
     **dict.fromkeys(

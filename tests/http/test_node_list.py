@@ -18,7 +18,8 @@ from fastapi.testclient import TestClient
 
 from accountant.__main__ import main
 from accountant.composition import Service
-from accountant.ledger.protocols import Facts, NodeFacts
+from accountant.ledger.protocols import Facts, GpuErrorCount, GpuHealth, NodeFacts
+from accountant.reports.node_list import errors_of
 from accountant.web.node_list_page import COLUMNS
 from accountant.wire.option_types import NodeOrder
 from agent.wire import AgentReport, GpuError, GpuReport
@@ -306,3 +307,18 @@ def test_the_command_has_the_nodes_columns_and_file_of_a_view(
     assert re.search(r"n2 \(silent\).* 4\.0 → 0\.0, −100\.0 %", compared), compared
     assert b"--sort" in run("--sort", "hold", code=2)
     assert b"--columns" in run("--columns", "hold", code=2)
+
+
+@pytest.mark.parametrize(
+    ("since_ms", "last_ms", "shown"),
+    [
+        (0, 10, True), (25, 15, True), (25, 30, False), (0, 9, False), (5, 30, True), (None, None, True),
+        (25, None, False), (None, 30, True),
+    ],
+)  # fmt: skip
+def test_errors_are_left_out_only_if_none_is_known_to_be_in_the_span(
+    since_ms: int | None, last_ms: int | None, shown: bool
+) -> None:
+    """Errors are counted since an instant, and the newest may be from before it."""
+    told = GpuHealth("gpu-0", (GpuErrorCount("xid 79", 1, since_ms, last_ms, 1, since_ms),))
+    assert bool(errors_of([told], (10, 20))) is shown
