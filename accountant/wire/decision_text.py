@@ -82,7 +82,11 @@ EVERYTHING: Final = "*"
 """Subject of the record of a cycle's inputs, and of a decision to hold all weights."""
 _STEPS: Final = (
     ("n", "Fair share", "its part of the configured weights of the queues that compete for GPUs beyond their quotas"),
-    ("u", "Used", "its part of the window's capacity"),
+    (
+        "u",
+        "Used",
+        "its use of the window's capacity that it and its siblings have together, or of what they used if that is more",
+    ),
     ("k", "Weight of the past", "how strongly the policy lets the difference count"),
     (
         "p",

@@ -24,7 +24,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from accountant.wire.decision_text import trace_in_words
+from accountant.wire.decision_text import amount, trace_in_words
 from accountant.wire.policy_models import Policy
 from fairshare.controller.policy_file import PolicyLocation
 from fairshare.explain.plan_tables import number
@@ -305,7 +305,7 @@ def _environment() -> Environment:
     environment = page_layout.environment("fairshare.web")
     environment.globals |= {
         "f": number_format, "moment": instant_text, "span": span, "link": link, "bullet": svg_plots.bullet,
-        "number": number, "trace_in_words": trace_in_words,
+        "number": number, "trace_in_words": trace_in_words, "amount": amount,
         "hundredths": lambda value: number_format.number(Decimal(str(round(value, 2))), 2),
         "tenths": lambda value: number_format.number(Decimal(repr(float(value))), 1),
     }  # fmt: skip

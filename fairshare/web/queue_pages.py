@@ -320,7 +320,7 @@ def queue(request: RequestContext) -> Response:
     return request.page(
         "queue.html", "/shares", name=name, panels=panels, missing=missing, decisions=past,
         accounts={account.target: account for account in accounts}, window=_window(policy),
-        team=PolicyTree(policy).team(name),
+        team=PolicyTree(policy).team(name), unit=report.window.unit if report.window is not None else "",
     )  # fmt: skip
 
 

@@ -285,6 +285,18 @@ def test_a_queue_over_time_with_its_reasons(open_stage: Stage) -> None:
     assert open_stage.get("/shares/queue/nobody").status == 404
 
 
+@pytest.mark.parametrize("name", ["vision", "students"])
+def test_a_queues_use_stands_beside_the_capacity_of_which_it_is_a_part(open_stage: Stage, name: str) -> None:
+    (weight,) = (one for one in open_stage.scene.now().report.targets[0].weights if one.queue == name)
+    x = weight.explanation
+    shown = text(open_stage.get(f"/shares/queue/{name}"))
+    figures = re.findall(r"([\d,.]+) GPU-h of ([\d,.]+) GPU-h, ([\d.]+) %", shown)
+    assert [tuple(float(one.replace(",", "")) for one in row) for row in figures] == [
+        (pytest.approx(x.usage / US_PER_HOUR, abs=0.06), pytest.approx(x.capacity / US_PER_HOUR, abs=0.06),
+         pytest.approx(x.u * 100, abs=0.06))
+    ]  # fmt: skip
+
+
 def test_the_books_are_asked_once_in_a_while(here: Stage) -> None:
     here.get("/shares/queue/vision")
     usage = here.books.asked
