@@ -194,7 +194,7 @@ def decision_text(decision: Decision, cycle: Sequence[Decision]) -> DecisionText
         return _policy(decision)
     record = _record(decision, cycle)
     if decision.kind == "weight":
-        return _cycle(decision, cycle) if "window" in inputs else _weight(decision, record)
+        return _cycle(decision, cycle) if "window" in inputs else _weight(decision, record, cycle)
     if "verdict" in inputs:
         return _verdict(decision, record, cycle)
     if "claimant" in inputs:
@@ -242,7 +242,7 @@ def is_record(decision: Decision) -> bool:
     return decision.subject == EVERYTHING and decision.kind in ("weight", "preemption")
 
 
-def _weight(decision: Decision, record: Decision | None) -> DecisionText:
+def _weight(decision: Decision, record: Decision | None, cycle: Sequence[Decision]) -> DecisionText:
     inputs, subject = decision.inputs, decision.subject
     parts = mapping(inputs.get("explanation"))
     dry = decision.mode == "dry-run"
@@ -290,7 +290,7 @@ def _weight(decision: Decision, record: Decision | None) -> DecisionText:
         )
     ]
     facts = [("Object", str(inputs.get("object", ""))), ("Published as", text_of(inputs.get("published")))]
-    grids += _queues(record, subject)
+    grids += _queues(record, subject, cycle)
     return DecisionText(
         f"Why the weight of {subject} changed",
         tuple(sentences),
@@ -340,7 +340,7 @@ def _cycle(decision: Decision, cycle: Sequence[Decision]) -> DecisionText:
         "Inputs of the weights",
         ("Usage in one window, and the GPUs that every queue requested and held at that time.",),
         _window(decision),
-        tuple(_queues(decision, None)),
+        tuple(_queues(decision, None, cycle)),
         _others(decision, cycle),
     )
 
@@ -418,10 +418,16 @@ def _cycle_id(decision: Decision) -> str:
     return str(decision.inputs.get("cycle", decision.id))
 
 
-def _queues(record: Decision | None, subject: str | None) -> list[TextTable]:
-    """A table of every queue's usage, requested and held GPUs, and entitlement."""
+def _queues(record: Decision | None, subject: str | None, cycle: Sequence[Decision]) -> list[TextTable]:
+    """A table of every queue's usage, requested and held GPUs, entitlement, and weight before and after the cycle. The
+    record has the weights from before; one that the cycle did not decide stays."""
     if record is None:
         return []
+    decided = {
+        one.subject: number(one.value)
+        for one in cycle
+        if (one.kind, one.cluster, _cycle_id(one)) == ("weight", record.cluster, record.id)
+    }
     names = sorted(mapping(record.inputs.get("standings")))
     window = mapping(record.inputs.get("window"))
     usage, unit = mapping(window.get("usage")), str(window.get("unit", ""))
@@ -432,12 +438,18 @@ def _queues(record: Decision | None, subject: str | None) -> list[TextTable]:
             amount(number(usage.get(share.queue)), unit),
             percent(share.used),
             *(of_gpus(each) for each in (share.asks, share.holds, share.due)),
-            four_digits(share.weight) if share.weight is not None else NOTHING,
+            *(
+                four_digits(weight) if weight is not None else NOTHING
+                for weight in (share.weight, decided.get(share.queue, share.weight))
+            ),
         )
         for share in queue_shares
     )
-    lead = "Usage in the window; GPUs requested, held and due at that time. A parent includes its children."
-    columns = ("Queue", "Used", "Of capacity", "Asks", "Holds", "Due", "Weight")
+    lead = (
+        "Usage in the window; GPUs requested, held and due at that time. A parent includes its children. The weight "
+        "before is that of the scheduler, the weight now is what this cycle computed."
+    )
+    columns = ("Queue", "Used", "Of capacity", "Asks", "Holds", "Due", "Weight before", "Weight now")
     strong = frozenset(i for i, share in enumerate(queue_shares) if share.queue == subject)
     return [TextTable("Every queue at that time", lead, columns, rows, 1, strong)]
 

@@ -175,6 +175,22 @@ def test_a_hold_and_a_cycle_have_pages_too(client):
     assert len([to for to in links(client, f"/decisions/{cycle.at_ms}/{cycle.id}") if "/language" in to]) > 0
 
 
+def test_a_cycle_shows_the_weights_from_before_and_those_that_it_decided(client):
+    cycle, *decided = WEIGHTS
+    rows = re.findall(
+        r"<tr[^>]*><th[^>]*>(\w+)</th>(.*?)</tr>", client.get(f"/decisions/{cycle.at_ms}/{cycle.id}").text
+    )
+    cells = {queue: re.findall(r"<td[^>]*>([^<]*)</td>", row) for queue, row in rows}
+    assert {one.subject: cells[one.subject][-2:] for one in decided} == {
+        one.subject: [f"{one.previous:.4g}", f"{one.value:.4g}"] for one in decided
+    }
+    for queue in ("vision", "language"):
+        listed = client.get(f"/decisions?subject={queue}").text.partition("</table>")[0]
+        assert re.findall(r"<td[^>]*>([^<]*)</td>", listed)[-1] == cells[queue][-1], "the page that leads there agrees"
+    (kept,) = decision_text.decision_text(cycle, [cycle]).grids
+    assert {row[-2] == row[-1] for row in kept.rows} == {True}, "a weight that is not decided stays"
+
+
 def test_a_waiting_job_says_what_its_queue_has_and_what_was_decided(client):
     said = words(client, "/job/prod~ns~Gang~waits")
     assert "Why it waits" in said
