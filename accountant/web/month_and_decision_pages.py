@@ -29,6 +29,7 @@ from starlette.exceptions import HTTPException
 from accountant.api.access_control import Reader, admit, known_team_for, limit_address_rate, require_all_teams, team_for
 from accountant.api.answer_cache import CachedAnswer
 from accountant.api.dependencies import AppDeps, Deps
+from accountant.api.months_due import month_unknown
 from accountant.api.problems import Refusal, answer, retry_later
 from accountant.api.query_parameters import Params, explored, explored_month, invalid
 from accountant.billing.statements import Adjustment, Correction, invoice_number
@@ -232,6 +233,8 @@ def coverage_page(
     start, end = month.span(zone)
     whole = deps.picker() is None  # a lake has no quarantine and no missing records
     nodes = page_queries.coverage(deps, month)
+    until, unknown = min(end, nodes.as_of_ms or at), month_unknown(deps, month)
+    since = deps.ledger.status().extent[0] if unknown else start
     quarantined, holes, missing = None, None, None
     if whole:
         missing = page_queries.unmetered_spans(deps, month, _SEARCHED_NODES).value
@@ -255,7 +258,9 @@ def coverage_page(
         searched=_SEARCHED_NODES,
         most=_SHOWN_QUARANTINED,
         start_ms=start,
-        end_ms=min(end, nodes.as_of_ms or at),
+        end_ms=until,
+        unknown=unknown,
+        known=figure_formatting.span_of(since, until, zone),
         month=month,
         following=month.next if end < at else None,
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import http.client
 import json
+import re
 from functools import cached_property
 from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -14,7 +16,9 @@ from accountant.cli.serving import EXIT_FAILED, run
 from accountant.cli.token_file import with_entry
 from accountant.composition import Service
 from accountant.core.errors import InventoryError, LedgerFailed, LedgerLocked
+from accountant.core.periods import Month
 from accountant.core.settings import Settings
+from accountant.reports.figure_formatting import records_begin, span_of
 from agent.wire import PROBLEM
 from gputally.base.errors import CannotStart
 from gputally.base.units import MS_PER_DAY
@@ -23,7 +27,7 @@ from gputally.server.https_server import listen, serve
 from gputally.server.tokens_and_grants import new_token
 from tests import empty_ledger
 from tests.http.conftest import MINUTE_MS, NOW_MS, client_of, encoded, pod_minutes, settings_in
-from tests.http.page_parser import tables
+from tests.http.page_parser import read, tables
 from tests.moments import acks, present
 from tests.price_books import price_book_text
 
@@ -128,6 +132,26 @@ def test_what_a_node_lost_is_listed(start_service):
     (hole,) = present(service.ledger).holes()
     assert (hole.cluster, hole.node, hole.first_seq, hole.last_seq) == ("prod", "node-1", 3, 5)
     assert "3 to 5" in client.get("/coverage").text
+
+
+UTC = ZoneInfo("UTC")
+
+
+def test_coverage_says_from_when_on_anything_is_known_as_the_month_and_the_invoices_do(start_service, clock):
+    service, client = start_service()
+    client.post("/v1/usage", content=encoded(pod_minutes(rows=2)))
+    first_ms, _ = service.ledger.status().extent
+    clock.advance(31 * MS_PER_DAY)
+    november, december = Month.parse("2026-11").span(UTC)
+    unknown = records_begin(november, december, first_ms, UTC)
+    assert unknown
+    for page in ("/month/2026-11", "/invoices", "/coverage?month=2026-11"):
+        assert unknown in client.get(page).text, page
+    shown = " ".join(read(client.get("/coverage?month=2026-11").text).texts)
+    assert re.findall(r"% metered, (.*? to 1 Dec 2026 00:00)", shown) == [span_of(first_ms, december, UTC)]
+    later = " ".join(read(client.get("/coverage?month=2026-12").text).texts)
+    assert "records begin" not in later
+    assert re.search(r"% metered, 1 Dec 2026 00:00 to ", later)
 
 
 def test_coverage_is_that_of_the_month_that_is_asked_for(start_service, clock):
