@@ -23,7 +23,7 @@ from tests.usage_records import batch, deliver
 
 PAGE = {"Accept": "text/html"}
 MONTH = "2026-11"
-UNSORTED_HEADS = {"By team GPUs", "Files"}
+UNSORTED_HEADS = {"By team GPUs, mean of 15 min", "Files"}
 """Columns of links and of lists of names."""
 WITHOUT_ORDER = {
     "GPU time by account",
