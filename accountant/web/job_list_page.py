@@ -24,7 +24,7 @@ from accountant.ledger.usage import Where
 from accountant.reports import figure_formatting
 from accountant.reports.figure_formatting import Relative
 from accountant.web import month_and_decision_pages, page_queries, page_rows, saved_views
-from accountant.web.list_bar import Bar, OrderedListParams, check_columns
+from accountant.web.list_bar import Bar, OrderedListParams, check_columns, longest
 from accountant.web.list_files import FileFormat, ListRecords, against, list_file
 from accountant.web.page_queries import ListSpan
 from accountant.web.page_rows import paged
@@ -130,6 +130,7 @@ def jobs_page(request: Request, params: AskedJobs, deps: AppDeps, principal: Rea
         before_text=page_queries.before_text(earlier, zone),
         as_of_ms=answer.as_of_ms, months=month_steps(bar), span_zone=zone, columns=COLUMNS, texts=TEXTS,
         span_text=figure_formatting.span_of(span.start_ms, until_ms, zone),
+        longest=longest(bar, deps.ledger, deps.settings.limits, JOBS_WIDTH),
         waiting_unknown=deps.waiting_unknown(params.where_cluster),
         recorded=newest_ms > span.start_ms and first_ms < until_ms,
         states=list(STATES), kinds=get_args(JobKind),

@@ -21,8 +21,18 @@ from zoneinfo import ZoneInfo
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from starlette.requests import Request
 
-from accountant.api.query_parameters import By, NamedDimension, QuerySpan, WhereParams, invalid, split_at_commas
+from accountant.api.query_parameters import (
+    By,
+    NamedDimension,
+    QuerySpan,
+    WhereParams,
+    invalid,
+    refusal,
+    split_at_commas,
+)
 from accountant.core.periods import Month, utc
+from accountant.core.settings import Limits
+from accountant.ledger.protocols import ReadableLedger
 from accountant.wire.dimensions import DIMENSIONS, OF_TIME
 from accountant.wire.list_order import ListOrder
 from accountant.wire.option_types import JOB_ORDERS, NODE_ORDERS, Order, Orders
@@ -30,7 +40,7 @@ from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Dimension, is_label, label_dimension, label_of
 from gputally.base.instants import is_duration
 from gputally.base.near_names import nearest, shown
-from gputally.base.units import MS_PER_SECOND
+from gputally.base.units import MS_PER_DAY, MS_PER_SECOND
 
 DIMENSION_TITLES: Final[Mapping[Dimension, str]] = {one.name: one.title for one in DIMENSIONS}
 _LEVELS: Final = 3
@@ -419,3 +429,20 @@ def time_unit(span: QuerySpan, zone: ZoneInfo) -> Dimension:
     days = (datetime.fromtimestamp(span.end_ms // MS_PER_SECOND, zone)
             - datetime.fromtimestamp(span.start_ms // MS_PER_SECOND, zone)).days  # fmt: skip
     return "hour" if days < 4 else "day" if days <= 100 else "month"
+
+
+def longest(bar: Bar, ledger: ReadableLedger, limits: Limits, width: int) -> str:
+    """The address of the view over the longest span: from the first record, or as many days as a query may ask for, to
+    now. "" if the view's own span is as long, or such a query is too large.
+
+    width: see `query_parameters.refusal`."""
+    first_ms, newest_ms = ledger.status().extent
+    # A day less than allowed, because the span ends at the instant at which the address is opened.
+    start_ms = max(first_ms, bar.now_ms - max(0, limits.span_days - 1) * MS_PER_DAY)
+    covered = bar.span.start_ms <= start_ms and bar.span.end_ms >= min(newest_ms, bar.now_ms)
+    if covered or start_ms >= bar.now_ms:
+        return ""
+    span = QuerySpan(start_ms, bar.now_ms, bar.span.timezone)
+    if refusal(ledger, limits.question_gpu_hours, span, width, bar.params.where_cluster):
+        return ""
+    return bar.url(start=utc(start_ms), end=None, compare=None)

@@ -25,7 +25,7 @@ from accountant.reports.figure_formatting import Relative
 from accountant.reports.node_list import Machine, NodeChoice
 from accountant.web import month_and_decision_pages, page_queries, saved_views
 from accountant.web.job_list_page import month_steps, named, span_names
-from accountant.web.list_bar import Bar, OrderedListParams, check_columns
+from accountant.web.list_bar import Bar, OrderedListParams, check_columns, longest
 from accountant.web.list_files import FileFormat, ListRecords, against, list_file
 from accountant.web.page_queries import ListSpan
 from accountant.web.page_rows import paged
@@ -184,6 +184,7 @@ def nodes_page(request: Request, params: AskedNodes, deps: AppDeps, principal: R
         as_of_ms=answer.as_of_ms, is_silent=lambda node: node.is_silent(now),
         months=month_steps(bar), columns=COLUMNS, texts=NODE_ORDERS.ascending, span_zone=zone,
         span_text=figure_formatting.span_of(span.start_ms, span.until(now), zone),
+        longest=longest(bar, deps.ledger, deps.settings.limits, NODES_WIDTH),
         order=ListOrder(bar.url, params.order, NODE_ORDERS.ascending.__contains__),
         lost=sorted((node for node in nodes if node.lost_us), key=lambda node: -node.lost_us)[:MOST_OUTAGES],
         gpus_of=lambda node: explored({

@@ -229,6 +229,24 @@ def test_the_page_the_files_and_the_api_have_the_jobs_of_a_view(
     assert [Decimal(row["allocated_gpu_hours"]) for row in rows] == table["allocated_gpu_hours"].to_pylist()
 
 
+def test_a_search_without_a_hit_names_its_span_and_leads_to_the_longest_one(client: TestClient) -> None:
+    headers = {**bearer("all"), **PAGE}
+    assert "Search the longest span" not in client.get("/jobs?start=1h&search=train", headers=headers).text
+    page = client.get("/jobs?start=1h&search=explore&state=ended&columns=team", headers=headers).text
+    (name,) = re.findall(r"<title>Jobs, (.*?) ·", page)
+    (empty,) = re.findall(r'<p class="empty">(.*?)</p>', page)
+    assert name in empty
+    longer, without = (unescape(one) for one in re.findall(r'href="([^"]*)"', empty))
+    assert "search" not in without
+    assert dict(parse_qsl(urlsplit(longer).query)).items() >= {"search": "explore", "state": "ended"}.items()
+    found = client.get(longer, headers=headers)
+    assert jobs_on(found.text) == [NOTEBOOK]
+    nothing = client.get(longer.replace("explore", "nobody"), headers=headers).text
+    assert len(re.findall("href", re.findall(r'<p class="empty">(.*?)</p>', nothing)[0])) == 1, (
+        "there is no longer span"
+    )
+
+
 def test_a_part_of_a_job_that_a_filter_excludes_does_not_count_and_its_state_is_that_of_the_job(
     client: TestClient,
 ) -> None:
