@@ -51,7 +51,7 @@ from accountant.wire.policy_models import Decision, DecisionKind
 from accountant.wire.usage_cost_and_job_models import Dimension, label_dimension
 from gputally.base.money import exact_sum
 from gputally.base.near_names import joined_names
-from gputally.base.units import MS_PER_DAY, MS_PER_SECOND
+from gputally.base.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
 from gputally.server import page_layout
 from gputally.server.menu import Menu, Program, menu, site
 from gputally.server.page_layout import HTML, STYLE
@@ -628,11 +628,13 @@ def listed(request: Request, params: Annotated[DecisionsParams, Query()], deps: 
 @router.get("/decisions/{at_ms}/{id:path}")
 def one(request: Request, at_ms: int, id: str, deps: AppDeps, principal: Reader) -> Response:
     require_all_teams(principal)
-    cycle = []
+    decision, cycle, next_ms = None, [], None
     if 0 <= at_ms < 2**53:
         with deps.ledger.moment() as moment:
             cycle = _cycle(moment, at_ms)
-    decision = next((other for other in cycle if other.id == id), None)
+            decision = next((other for other in cycle if other.id == id), None)
+            if decision is not None and decision.kind == "hold":
+                next_ms = _next_weight_ms(moment, decision)
     if decision is None:
         raise Refusal("not-found", f"no decision {id[:200]!r} was made at that instant: /decisions lists the decisions")
     return page(
@@ -641,9 +643,21 @@ def one(request: Request, at_ms: int, id: str, deps: AppDeps, principal: Reader)
         "decision.html",
         deps,
         one=decision,
-        explanation=decision_text.decision_text(decision, cycle),
+        explanation=decision_text.decision_text(decision, cycle, next_ms),
         address=address,
     )
+
+
+def _next_weight_ms(ledger: Moment, hold: Decision) -> int | None:
+    """When its cluster decided a weight after a hold; None if it did not in a month, or too much was decided."""
+    for span_ms in (MS_PER_HOUR, MS_PER_DAY, 31 * MS_PER_DAY):
+        later = ledger.decisions(hold.at_ms + 1, hold.at_ms + span_ms, LOOKED_AT, kind="weight")
+        if len(later) == LOOKED_AT:
+            return None
+        instants = [one.at_ms for one in later if one.cluster == hold.cluster]
+        if instants:
+            return min(instants)
+    return None
 
 
 def _cycle(ledger: Moment, at_ms: int) -> list[Decision]:

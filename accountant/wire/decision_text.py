@@ -119,6 +119,12 @@ _TRIGGERS: Final = {
     "waits": "because it waits", "latency": "because a latency is over its threshold",
     "by hand": "because a person requested it", "idle": "because held GPUs are idle",
 }  # fmt: skip
+_HOLDS: Final = {
+    "AccountantUnavailable": "the accountant did not answer", "StaleUsage": "the newest usage is too old",
+    "LowCoverage": "too little of the window is metered", "NoUsage": "no usage is known",
+    "NoCapacity": "no capacity is known", "PolicyNotInForce": "the accountant does not count by this policy yet",
+}  # fmt: skip
+"""The causes of a hold, by its reason; other reasons say themselves what is the matter."""
 _DONE: Final = {
     "applied": "It was written to the scheduler.", "would-apply": "A dry run: nothing was written.",
     "contested": "Another field manager owns the field, so it was not written.",
@@ -183,13 +189,14 @@ class QueueStanding:
         return None if self.due is None or self.holds is None else self.due - self.holds
 
 
-def decision_text(decision: Decision, cycle: Sequence[Decision]) -> DecisionText:
-    """The explanation of a decision. cycle: the decisions of the same instant, with or without this one."""
+def decision_text(decision: Decision, cycle: Sequence[Decision], next_ms: int | None = None) -> DecisionText:
+    """The explanation of a decision.
+
+    cycle: the decisions of the same instant, with or without this one.
+    next_ms: of a hold, when the next weight was decided; None if it is not known, or none was."""
     inputs = decision.inputs
     if decision.kind == "hold":
-        return DecisionText(
-            "Why the weights were held", (sentence(decision.reason), "The last good weights stay in force.")
-        )
+        return _hold(decision, next_ms)
     if decision.kind == "policy":
         return _policy(decision)
     record = _record(decision, cycle)
@@ -202,6 +209,15 @@ def decision_text(decision: Decision, cycle: Sequence[Decision]) -> DecisionText
     return DecisionText(
         "Inputs of the preemption decisions", (), _free(inputs), _accounts(inputs), _others(decision, cycle)
     )
+
+
+def _hold(decision: Decision, next_ms: int | None) -> DecisionText:
+    cause = _HOLDS.get(decision.reason.partition(":")[0], "")
+    kept = f"From {_utc(decision.at_ms)} UTC on, the last good weights stay in force"
+    sentences = [f"{kept}, because {cause}." if cause else f"{kept}.", sentence(decision.reason)]
+    if next_ms is not None:
+        sentences.append(f"Weights were decided again by {_utc(next_ms)} UTC.")
+    return DecisionText("Why the weights were kept", tuple(sentences))
 
 
 def _policy(decision: Decision) -> DecisionText:

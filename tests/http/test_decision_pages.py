@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from datetime import UTC, datetime
 from html import unescape
 
 import pytest
@@ -189,6 +190,25 @@ def test_a_cycle_shows_the_weights_from_before_and_those_that_it_decided(client)
         assert re.findall(r"<td[^>]*>([^<]*)</td>", listed)[-1] == cells[queue][-1], "the page that leads there agrees"
     (kept,) = decision_text.decision_text(cycle, [cycle]).grids
     assert {row[-2] == row[-1] for row in kept.rows} == {True}, "a weight that is not decided stays"
+
+
+def test_a_hold_says_why_since_when_and_until_when_weights_are_kept(start_service):
+    _, client = start_service()
+    client.headers.update({"Accept": "text/html"})
+    since_ms, until_ms = NOW_MS - 40 * MINUTE_MS, NOW_MS - 25 * MINUTE_MS
+    hold = hold_decision(UsageHold("AccountantUnavailable", "http://here: 502 Bad Gateway"), "p", since_ms)
+    again = [one.model_copy(update={"at_ms": until_ms}) for one in WEIGHTS]
+    elsewhere = WEIGHTS[0].model_copy(update={"at_ms": since_ms + 1, "cluster": "other"})
+    page, instants = f"/decisions/{hold.at_ms}/{hold.id}", []
+    for posted in ([hold, elsewhere], again):
+        assert client.post("/v1/decisions", json=[one.model_dump(mode="json") for one in posted]).status_code == 200
+        said = words(client, page)
+        assert "502 Bad Gateway" in said
+        instants.append(re.findall(r"(\d{4}-\d\d-\d\d \d\d:\d\d) UTC", said))
+        for address in (page, "/decisions?kind=hold"):
+            assert not re.search(r'<span class="tag[^"]*">off</span>', client.get(address).text), "the hold is not off"
+    since, until = (f"{datetime.fromtimestamp(at / 1000, UTC):%Y-%m-%d %H:%M}" for at in (since_ms, until_ms))
+    assert instants == [[since], [since, until]]
 
 
 def test_a_waiting_job_says_what_its_queue_has_and_what_was_decided(client):
