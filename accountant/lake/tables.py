@@ -360,7 +360,7 @@ _FOCUS_TEXTS: Final[dict[str, str]] = {
     "Tags": "job, namespace, pool, queue, user and exported labels, JSON",
     "x_Account": "account of the time",
     "x_AboutMonth": "month that a correction or credit is about",
-    "x_ChargeKey": "identifier of the charge, equal in every export",
+    "x_ChargeKey": "identifier of the charge, equal in every export with the same exported labels",
     "x_ClusterId": "cluster of the node",
     "x_Detail": "subdivision of the account",
     "x_GpuHoursAllocated": "GPU-hours held",
