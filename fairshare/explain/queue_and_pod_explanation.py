@@ -24,6 +24,10 @@ from fairshare.targets.installed import modes
 from gputally.base.units import MS_PER_MINUTE, MS_PER_SECOND
 
 _ROUNDING = 1e-6
+_NEAR = 0.005
+"""A use that differs less from the fair share is on that share; a weight that differs less, the configured one."""
+_NAMED = 4
+"""Queues that a sentence names; others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,36 @@ def share_sentence(level: QueueLevel) -> str:
     if due.requested <= due.allocated + _ROUNDING:
         return f"{head}: it has all that it asks for" if due.requested > 0 else f"{head}: it asks for nothing"
     return f"{head}: its share is used up"
+
+
+def sibling_words(weight: Weight, siblings: Sequence[Weight]) -> Iterator[str]:
+    """Yield why a weight is below the configured one though its queue used less than its fair share: competitors used
+    still less for theirs. Nothing if these weights do not state it.
+
+    siblings: those of its parent and priority, with the weight itself."""
+    own, compared = weight.explanation, [one for one in siblings if one.explanation.competes]
+    if not own.competes or own.turn or own.value != own.proportional:
+        return
+    if own.n - own.u <= _NEAR or own.proportional >= own.configured * (1 - _NEAR):
+        return
+    if abs(fsum(one.explanation.n for one in compared) - 1) > _ROUNDING:
+        return  # compared with others than these
+    grown = own.p / own.n
+    if grown >= fsum(one.explanation.p for one in compared):
+        return  # the bounds lower it
+    further = sorted(
+        (x.u / x.n, f"{one.queue} ({x.u:.1%} for {x.n:.1%})")
+        for one in compared
+        if (x := one.explanation).n > 0 and x.p > grown * x.n + _ROUNDING
+    )
+    named = [text for _, text in further[:_NAMED]] + (
+        [f"{len(further) - _NAMED} more"] if len(further) > _NAMED else []
+    )
+    yield (
+        f"its weight is below the configured {own.configured:g} though it used less than its fair share: the weights of"
+        f" those that compete add up to their configured sum, and still less for their shares was used by"
+        f" {', '.join(named)}"
+    )
 
 
 def waiting_reasons(
@@ -383,7 +417,13 @@ def _explain_at(
     if report.free_by_node:  # pods outside the target's queues hold GPUs too
         free = min(free, fsum(max(0.0, amount) for amount in report.free_by_node.values()))
     limiting = tuple(b for b in budgets if b.queue in {q.name for q in path} or (b.team and b.team == path[-1].team))
-    sentences = [share_sentence(levels[-1]), *budget_words(limiting)]
+    sentences = [share_sentence(levels[-1])]
+    if name in weights and not target.models:
+        siblings = {
+            one.name for one in policy.queues if (one.parent, one.priority) == (path[-1].parent, path[-1].priority)
+        }
+        sentences += sibling_words(weights[name], [one for one in target.weights if one.queue in siblings])
+    sentences += budget_words(limiting)
     cures: tuple[str, ...] = ()
     if waiting:
         smallest = min(waiting, key=lambda gang: gang.waits)

@@ -344,6 +344,24 @@ def test_the_formula_is_written_out(tmp_path: Path) -> None:
     assert "max(0, 0.75 + 2 × (0.75 − 0.5))" in text(here.get(f"/shares/decision?id={one.id}&at={one.at_ms}"))
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "said"),
+    [(0.3, 0.02, ["2.0% for 25.0%"]), (0.3, 0.2, []), (0.9, 0.02, []), (0.7, 0.3, [])],
+)
+def test_a_weight_against_its_own_use_is_explained_by_its_siblings(
+    tmp_path: Path, a: float, b: float, said: list[str]
+) -> None:
+    """a used less than its share, and yet its weight is below the configured one, because b used still less of its."""
+    queues = "  - {name: a, weight: 3, refs: ['fake:research']}\n  - {name: b, refs: ['fake:robotics']}\n"
+    here = stage(tmp_path, text=f"k: 0.5\ntargets: {{fake: {{mode: weight}}}}\nqueues:\n{queues}", cycles=0)
+    here.accountant.spend(a=a, b=b)
+    here.controller.cycle()
+    (own,) = (one.explanation for one in here.scene.now().report.targets[0].weights if one.queue == "a")
+    assert bool(said) == (own.u < own.n and own.value < own.configured)
+    shown = text(here.get("/shares/queue/a"))
+    assert re.findall(r"b \(([\d.]+% for [\d.]+%)\)", shown) == said
+
+
 def test_without_the_accountant_its_own_memory_is_shown(tmp_path: Path) -> None:
     here = stage(tmp_path)
     one = next(each for each in here.scene.decisions() if each.subject == "vision")
