@@ -21,7 +21,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -353,12 +353,12 @@ class EngineSuite:
             lost.append(rows)
             for task in lost.scan().plan_files():
                 Path(unquote(urlparse(task.file.file_path).path)).unlink()
-        for question in (
-            exp.select("day").from_("days"),
-            exp.select(exp.func("count", exp.Star()).as_("n")).from_("days"),
-        ):
-            with pytest.raises(LakeUnavailable):
-                engine.query(question, name)
+        with pytest.raises(LakeUnavailable):
+            engine.query(exp.select("day").from_("days"), name)
+        # Some engines count by the table's metadata, without opening its files.
+        with suppress(LakeUnavailable):
+            found = engine.query(exp.select(exp.func("count", exp.Star()).as_("n")).from_("days"), name)
+            assert found["n"].to_pylist() == [rows.num_rows]
 
     def test_a_refused_query_spoils_no_later_one(self, known: TwoLedgers, engine: Engine) -> None:
         with pytest.raises(LakeUnavailable):
