@@ -223,18 +223,29 @@ class ChangeLine(Model):
     who: str = ""
 
 
+class SinceDraftLine(Model):
+    """A team's amount of the month when the draft was kept, and now, both with the corrections, credits and charges
+    that were booked by then."""
+
+    team: str
+    draft: Decimal
+    now: Decimal
+
+
 class ChangesAnswer(Model):
     """What changed the amounts of a month since its newest draft, newest first. The amounts of a team add up to the
-    difference.
+    difference between `draft` and `now` of its line in `teams`.
 
     since_ms: the instant of the draft, or from which on acts and prices count.
-    draft: null if none was kept by then: changes by late records and use are not known, and not listed."""
+    draft: null if none was kept by then: changes by late records and use are not known, and not listed.
+    teams: empty without a draft, or if its currency is another one."""
 
     month: str
     since_ms: int
     currency: str | None
     draft: DraftLine | None
     changes: tuple[ChangeLine, ...]
+    teams: tuple[SinceDraftLine, ...] = ()
 
 
 class PriceVersion(Model):

@@ -32,6 +32,7 @@ from accountant.api.bookkeeping_models import (
     ProposalEffect,
     Reconciled,
     RepricingResult,
+    SinceDraftLine,
     TeamCredit,
     WaitingProposal,
 )
@@ -290,6 +291,7 @@ def month_changes(
         currency=found.currency,
         draft=None if found.draft is None else DraftLine.of(found.draft, teams),
         changes=tuple(ChangeLine.from_object(one) for one in found.changes if _may_see(principal, one.team)),
+        teams=tuple(SinceDraftLine.from_object(one) for one in found.teams if _may_see(principal, one.team)),
     )
 
 

@@ -443,8 +443,9 @@ def changes(
     limit: Limit = 20,
 ) -> dict[str, Any]:
     """What changed of a month, by team, cause and amount. Of an open month since its newest draft: late records, use
-    since then, prices, corrections, credits and charges. Of a closed month since it was closed: corrections after late
-    records, credits and charges, and proposals that nobody decided yet (`waiting`)."""
+    since then, prices, corrections, credits and charges; `draft_to_now` has each team's amount then and now. Of a
+    closed month since it was closed: corrections after late records, credits and charges, and proposals that nobody
+    decided yet (`waiting`)."""
     span = _span(accountant, f"{month}-01", f"{Month.parse(month).next}-01")
     currency = accountant.ask(CostAnswer, "/v1/cost", {"by": "cluster", "start": f"{month}-01", "limit": "1"}).currency
     periods = TypeAdapter(tuple[dict[str, Any], ...]).validate_json(accountant.get("/v1/periods"))
@@ -457,6 +458,7 @@ def changes(
             accountant, found.currency or "no price book", span.start_ms, span.end_ms, span.coverage, told[:limit],
             f"/v1/periods/{month}/changes?{_of({'since': since})}", note, changes=len(told), next_page=None,
             since=utc(found.since_ms), draft=None if found.draft is None else found.draft.model_dump(mode="json"),
+            draft_to_now=[one.model_dump(mode="json") for one in found.teams[:limit]],
         )  # fmt: skip
     booked = [
         *(("correction", one) for one in _listed(accountant, "/v1/corrections")),

@@ -7,6 +7,7 @@ and charges) recorded since. Without a draft only acts and prices are known."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -17,6 +18,7 @@ from accountant.bookkeeping.price_book_versions import BookVersion
 from accountant.core.periods import Month
 from accountant.ledger.journal import Act
 from accountant.prices.price_book import PriceBook
+from accountant.wire.policy_models import IDLE
 from gputally.base.money import exact_sum
 
 ChangeCause = Literal["late records", "use since then", "records", "prices", "correction", "credit or charge"]
@@ -67,17 +69,30 @@ class AmountChange:
 
 
 @dataclass(frozen=True, slots=True)
+class AmountSinceDraft:
+    """A team's amount of the month when the draft was kept, and now; both with what was booked beside it by then. The
+    changes of the team add up to the difference. team: IDLE for what no team is billed for."""
+
+    team: str
+    draft: Decimal
+    now: Decimal
+
+
+@dataclass(frozen=True, slots=True)
 class MonthChanges:
     """What changed a month's amounts, newest first.
 
     since_ms: the instant of the draft, or from which on acts and prices count.
-    draft: None if none was kept before; the changes by records are not known then."""
+    draft: None if none was kept before; the changes by records are not known then.
+    teams: the amounts of the draft and of now, by team; empty if one of them is not known, or they are in two
+        currencies."""
 
     month: str
     since_ms: int
     draft: MonthDraft | None
     currency: str | None
     changes: tuple[AmountChange, ...]
+    teams: tuple[AmountSinceDraft, ...] = ()
 
 
 def newest_draft(drafts: Iterable[MonthDraft], since_ms: int | None) -> MonthDraft | None:
@@ -99,6 +114,33 @@ def of_bookings(
             yield AmountChange(
                 other.team, "credit or charge", other.amount, act.at_ms, act.number, other.reason, act.who
             )
+
+
+def since_draft(
+    draft: MonthDraft, booked: Iterable[AmountChange], found: Iterable[AmountChange]
+) -> Iterator[AmountSinceDraft]:
+    """The amounts of a draft and of now, by team. booked: in the month by then; found: the changes since."""
+    before, after = defaultdict[str, Decimal](Decimal, draft.amounts.charged), defaultdict[str, Decimal](Decimal)
+    changed = tuple(found)
+    if any(one.amount is None for one in changed):
+        return
+    for sums, rows in ((before, booked), (after, changed)):
+        for one in rows:
+            sums[one.team] = exact_sum([sums[one.team], one.amount or Decimal(0)])
+    for team in sorted({*before, *after}):
+        yield AmountSinceDraft(team, before[team], exact_sum([before[team], after[team]]))
+
+
+def by_payer(teams: Iterable[AmountSinceDraft]) -> tuple[list[AmountSinceDraft], list[AmountSinceDraft]]:
+    """The amounts of teams, and those that no team is billed for."""
+    known = tuple(teams)
+    return [one for one in known if one.team != IDLE], [one for one in known if one.team == IDLE]
+
+
+def together(teams: Iterable[AmountSinceDraft]) -> AmountSinceDraft:
+    """The sums of amounts."""
+    known = tuple(teams)
+    return AmountSinceDraft("", exact_sum(one.draft for one in known), exact_sum(one.now for one in known))
 
 
 def told_in(rows: Iterable[AmountChange], currency: str, now: str | None) -> Iterator[AmountChange]:

@@ -20,6 +20,7 @@ from accountant.bookkeeping.month_changes import (
     newest_draft,
     of_bookings,
     of_prices,
+    since_draft,
     told_in,
 )
 from accountant.bookkeeping.month_closing import CannotClose
@@ -85,11 +86,11 @@ class Drafts:
         draft = newest_draft(self.of(month), since_ms)
         since = draft.at_ms if draft is not None else month.span(self._zone)[0] if since_ms is None else since_ms
         with self._ledger.moment() as moment:
-            acts = moment.acts("corrected", "adjusted", after=0 if draft is None else draft.act)
-        found = [
-            change for act in acts if draft is not None or act.at_ms >= since
-            for change in of_bookings(month, act, *booked_by(act))
-        ]  # fmt: skip
+            acts = moment.acts("corrected", "adjusted")
+        found, booked = list[AmountChange](), list[AmountChange]()
+        for act in acts:
+            later = act.at_ms >= since if draft is None else act.number > draft.act
+            (found if later else booked).extend(of_bookings(month, act, *booked_by(act)))
         kept, latest, then = self._kept(month), self._prices.latest, self._prices_at(draft, since)
         current = self._prices.current
         currency = kept.currency if kept is not None else current.currency if current else None
@@ -103,7 +104,11 @@ class Drafts:
         if kept is None and then is not None and latest is not None:
             found += of_prices(lambda book: self._measured(month, book), then, latest)
         found.sort(key=lambda one: (-(one.at_ms or 0), -(one.act or 0), one.cause, one.team))
-        return MonthChanges(month=str(month), since_ms=since, draft=draft, currency=currency, changes=tuple(found))
+        known = draft is not None and draft.amounts.currency == currency and (kept is not None or then is not None)
+        return MonthChanges(
+            month=str(month), since_ms=since, draft=draft, currency=currency, changes=tuple(found),
+            teams=tuple(since_draft(draft, booked, found)) if draft is not None and known else (),
+        )  # fmt: skip
 
     def _of_records(self, month: Month, draft: MonthDraft, then: PriceBook | None) -> Iterator[AmountChange]:
         """The changes of an open month since a draft by its records. then: the price book of the draft."""

@@ -33,7 +33,7 @@ from accountant.core.periods import Days, utc
 from accountant.ledger.journal import Act
 from accountant.ledger.usage import ACCOUNTS
 from accountant.reports.figure_formatting import budget_of, budgeted, money, relative_of
-from accountant.wire.policy_models import UNASSIGNED, UsageWindow
+from accountant.wire.policy_models import IDLE, UNASSIGNED, UsageWindow
 from accountant.wire.usage_cost_and_job_models import (
     Accounts,
     BudgetState,
@@ -440,11 +440,11 @@ def draft(kept: DraftLine, zone: ZoneInfo) -> Table:
     )
 
 
-def changes(answer: ChangesAnswer, zone: ZoneInfo) -> Table:
-    """A table of what changed a month."""
+def changes(answer: ChangesAnswer, zone: ZoneInfo) -> RenderableType:
+    """A table of the amounts in the draft and now, and one of what changed a month."""
     since = instant(answer.since_ms, zone)
     known = f"its draft of {since}" if answer.draft else f"{since}, without a draft: acts and prices only"
-    return table(
+    causes = table(
         f"What changed {answer.month} since {known}",
         ["cause", "team", *figures(f"amount {answer.currency or ''}"), "when", "why", "by"],
         (
@@ -460,6 +460,22 @@ def changes(answer: ChangesAnswer, zone: ZoneInfo) -> Table:
         ),
         may_drop=("when",),
     )
+    if not answer.teams:
+        return causes
+    places = None if answer.currency is None else minor_places(answer.currency)
+    billed = [one for one in answer.teams if one.team != IDLE]
+    sums = exact_sum(one.draft for one in billed), exact_sum(one.now for one in billed)
+    amounts = [(one.team, one.draft, one.now) for one in billed] + [("together", *sums)]
+    amounts += [(NAMES[IDLE], one.draft, one.now) for one in answer.teams if one.team == IDLE]
+    return Group(
+        table(
+            f"Amounts of {answer.month}, in the draft and now",
+            ["team", *figures(*(f"{name} {answer.currency or ''}" for name in ("in the draft", "change", "now")))],
+            ((NAMES.get(team, team), money(then, answer.currency), _signed(exact_sum([now, -then]), places),
+              money(now, answer.currency)) for team, then, now in amounts),
+        ),
+        causes,
+    )  # fmt: skip
 
 
 def guarantees(answer: GuaranteesAnswer, zone: ZoneInfo) -> Table:

@@ -26,7 +26,7 @@ from accountant.api.months_due import MonthsDue, month_unknown, months_due, show
 from accountant.api.query_parameters import Params, edge, invalid
 from accountant.billing.statements import invoice_number
 from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
-from accountant.bookkeeping.month_changes import MonthChanges
+from accountant.bookkeeping.month_changes import MonthChanges, by_payer, together
 from accountant.bookkeeping.month_closing import Objecting, Status, state_of
 from accountant.core.periods import Month, local_date, utc
 from accountant.exports.protocol import ExportPlugin, exports
@@ -195,6 +195,8 @@ def steps(
         shown = shown_adjustment(deps, principal.actor, new, partial(due_of, deps))
     with deps.ledger.moment() as moment:
         acts = moment.acts(subject=str(calendar_month))
+    changed = _changed(deps, calendar_month, since_ms) if drafts or since_ms is not None else None
+    billed, unbilled = by_payer(changed.teams if changed else ())
     return month_and_decision_pages.page(
         request, "/invoices", "invoice_steps.html", deps, month=calendar_month,
         status=status, due=due, objections=objections,
@@ -202,7 +204,7 @@ def steps(
         state=state_of(status, month_unknown(deps, calendar_month), len(objections)),
         may=principal.may("admin"), forms=month_and_decision_pages.takes_forms(request, deps),
         params=params, shown=shown, files=_files(), number=invoice_number,
-        drafts=drafts, changed=_changed(deps, calendar_month, since_ms) if drafts or since_ms is not None else None,
+        drafts=drafts, changed=changed, billed=billed, unbilled=unbilled, together=together(billed),
         acts=[(act, WHAT[act.kind]) for act in reversed(acts)],
         over=calendar_month.span(deps.settings.zone)[1] <= deps.clock.wall_ms(), currency=book.currency if book else "",
         is_last=deps.books.books().latest is not None and deps.books.books().closed[-1].month == str(calendar_month),

@@ -109,6 +109,8 @@ def test_the_changes_of_a_team_add_up_to_the_difference(before, since):
         then = [draft.amounts.charged.get(team, Decimal(0)), *(one.amount for one in booked if one.team == team)]
         since_then = [one.amount for one in found.changes if one.team == team]
         assert exact_sum([*then, *since_then]) == now.get(team, 0)
+        amounts = {one.team: (one.draft, one.now) for one in found.teams}
+        assert amounts.get(team, (0, 0)) == (exact_sum(then), now.get(team, 0))
 
 
 def test_without_a_draft_only_acts_and_prices_are_known():
@@ -150,6 +152,7 @@ def test_prices_in_another_currency_have_no_difference():
         ("late records", "vision"): None, ("use since then", "nlp"): None,
     }  # fmt: skip
     assert (keeper.drafts.changes(NOV).currency, told(keeper)) == ("EUR", expected)
+    assert keeper.drafts.changes(NOV).teams == (), "the draft's amounts are in another currency than today's"
     clock.advance_to(at("2026-12-20"))
     keeper.close(NOV, "ada", "a test", ["coverage"])
     assert told(keeper) == {("records", "nlp"): None, ("records", "vision"): None}

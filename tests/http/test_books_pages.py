@@ -451,3 +451,36 @@ def test_a_team_whose_time_has_no_price_held_gpus_and_its_amount_is_unknown(site
 def test_no_edge_of_an_address_breaks_a_page(site, path) -> None:
     client, who = site
     assert client.get(path, headers=who["admin"]).status_code in (200, 404, 422), path
+
+
+def test_what_changed_since_a_draft_has_the_amounts_of_the_draft_and_of_now(site) -> None:
+    client, who = site
+
+    def due() -> dict[str, Decimal]:
+        stated = client.get("/v1/statement?month=2026-11", headers=who["admin"]).json()["due"]
+        return {team: Decimal(stated[team]) for team in TEAMS}
+
+    before = due()
+    assert client.post("/v1/periods/2026-11/drafts", headers=who["admin"], json={}).status_code == 200
+    client.post("/v1/prices?month=2026-11&reason=new", content=price_book_text(H100="3.00"), headers=who["admin"])
+    form = {"step": "adjust", "team": "vision", "amount": "-1.50", "approved_by": "cfo", "reason": "node lost"}
+    assert client.post("/invoices/2026-11", data=form, headers=who["admin"]).status_code == 303
+    after = due()
+    for name, teams in (("admin", TEAMS), ("lead", ("vision",))):
+        found = client.get("/v1/periods/2026-11/changes", headers=who[name]).json()
+        amounts = {one["team"]: (Decimal(one["draft"]), Decimal(one["now"])) for one in found["teams"]}
+        assert {team: amounts.get(team) for team in TEAMS} == {
+            team: (before[team], after[team]) if team in teams else None for team in TEAMS
+        }
+    told = client.get("/invoices/2026-11", headers=who["admin"]).text.partition('id="changed"')[2]
+    read = dict(
+        re.findall(
+            r'scope="row">([^<]*)</th><td data-label="In the draft[^"]*">([^<]*)</td>', told.partition("</section>")[0]
+        )
+    )
+    now = dict(re.findall(r'scope="row">([^<]*)</th>[^/]*/td><td[^/]*/td><td data-label="Now[^"]*">([^<]*)</td>', told))
+    for name, then, later in (
+        *((team, before[team], after[team]) for team in TEAMS),
+        ("Together", sum(before.values()), sum(after.values())),
+    ):
+        assert (Decimal(read[name]), Decimal(now[name])) == (then, later)
