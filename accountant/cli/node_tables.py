@@ -56,7 +56,7 @@ def _errors(node: NodeLine, zone: ZoneInfo) -> str:
     if not node.gpu_errors:
         if node.gpu_errors is None:
             return "unknown"
-        return no_gpu_errors([node.gpu_errors_unread]) if node.gpu_errors_unread else "none"
+        return no_gpu_errors([node.gpu_errors_unread]) if node.gpu_errors_unread else "none in this span"
     newest = node.gpu_errors[0]
     last = "" if newest.last_ms is None else f", {instant(newest.last_ms, zone)}"
     needs = "".join(f"; {need.action.replace('_', ' ')}" for need in node.gpu_needs[:1])

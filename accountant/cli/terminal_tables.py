@@ -502,12 +502,13 @@ def guarantees(answer: GuaranteesAnswer, zone: ZoneInfo) -> Table:
     )
 
 
-def waits(lines: Sequence[WaitLine], by: str) -> Table:
-    """A table of how long the pods of each group waited, the longest mean first; unknown waits come last."""
+def waits(lines: Sequence[WaitLine], by: str, start: str | None, end: str | None) -> Table:
+    """A table of how long the pods of each group waited, the longest mean first; unknown waits come last. start, end:
+    as asked."""
     shown = sorted(lines, key=lambda line: (line.queued.mean is None, -(line.queued.mean or 0), line.key))
     notes = dict.fromkeys(line.note for line in lines if line.note)
     return table(
-        "Waits in queues, hours",
+        f"Waits in queues, hours, {start or 'this month'} to {end or 'now'}",
         [by, *figures("pods", "waiting now", "mean", "median", "95 %", "longest", "to start")],
         (
             (

@@ -90,7 +90,7 @@ def waits(
 
     span: Query = {"start": start, "end": end, "timezone": at.timezone, "cluster": cluster}
     found = at.ask(tuple[WaitLine, ...], "/v1/waits", {**span, "by": by})
-    print_answer(output, found, lambda lines: terminal_tables.waits(lines, by))
+    print_answer(output, found, lambda lines: terminal_tables.waits(lines, by, start, end))
 
 
 @app.command()

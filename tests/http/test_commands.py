@@ -472,8 +472,10 @@ def test_waits_are_listed_with_their_mean_and_the_longest_first(capsys):
         spread = WaitSpread(pods=3, mean=mean, median=mean, p95=mean, longest=mean)
         return WaitLine(key=key, pods=3, waiting=None, queued=spread, starting=spread, note="no API server")
 
-    draw(terminal_tables.waits([line("a", 1_800.0), line("b", None), line("c", 9_000.0)], "queue"))
-    rows = [text.split() for text in capsys.readouterr().out.splitlines()]
+    draw(terminal_tables.waits([line("a", 1_800.0), line("b", None), line("c", 9_000.0)], "queue", "7d", None))
+    out = capsys.readouterr().out
+    assert "7d to now" in out, "the table names its span"
+    rows = [text.split() for text in out.splitlines()]
     assert [row[:4] for row in rows if row and row[0] in "abc"] == [
         ["c", "3", "–", "2.50"],
         ["a", "3", "–", "0.50"],

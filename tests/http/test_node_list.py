@@ -178,6 +178,19 @@ def test_the_kinds_of_errors_that_are_read_are_known_where_another_one_is_not(
     assert any(said in text for text in texts)
 
 
+def test_an_error_before_the_span_is_on_the_page_of_the_node_and_the_list_says_which_span_has_none(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    with Service(settings_in(tmp_path, inventory=INVENTORY), clock) as running:
+        error = GpuError("xid 79", 1, AT_MS, AT_MS)
+        agent = AgentReport(version="0.0.9", gpus=(GpuReport("GPU-1", errors=(error,)),))
+        deliver(running.ledger, NOW_MS, batch(held(10, 10, "GPU-1", "vision"), cluster="prod", node="n1", agent=agent))
+        client = client_of(running, headers=PAGE)
+        listed = read(client.get(f"/nodes?start={AT_MS + 1}&columns=errors").text)
+        assert any("span" in text for text in rows_after(listed, "Nodes, their GPUs", "n1")[:2])
+        assert rows_after(read(client.get("/node/prod/n1").text), "Errors of GPUs", "GPU-1")[:2] == ["xid 79", "1"]
+
+
 def test_the_list_is_sorted_by_every_column_both_ways(client: TestClient) -> None:
     for order in get_args(NodeOrder):
         query = f"start=12h&sort={order}"
