@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ from accountant.wire import decision_text
 from accountant.wire.policy_models import Decision
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension, Job, JobAnswer, UsageLine
 from gputally.base.instants import in_calendar
-from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
+from gputally.base.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND, US_PER_MS
 from gputally.base.version import __version__, is_older
 from gputally.server.config_loading import fault_text
 from gputally.server.page_layout import drawn, rect, root, text
@@ -232,7 +233,43 @@ def job_page(request: Request, id: str, deps: AppDeps, principal: Reader) -> Res
     waiting = job.job.state == "waiting"
     shares = decision_text.shares(records(deps.ledger, at, job.job.queues), job.job.queues) if waiting else []
     used = sum_of_usage_lines({}, of_gpus) if of_gpus else None
-    return _render_job(request, deps, job, strips, used, decisions, shares, everyone=principal.teams is None)
+    free = free_gpus(deps, key.cluster) if waiting and principal.teams is None else None
+    return _render_job(request, deps, job, strips, used, decisions, shares, free, everyone=principal.teams is None)
+
+
+@dataclass(frozen=True, slots=True)
+class FreeGpus:
+    """The GPUs of a cluster that nobody held in the newest metered span, which is that of Overview.
+
+    gpus, nodes: GPUs that were free as a whole all the time, and their nodes. most: of them, the most on one node.
+    rest: what else was free on average, in GPUs: parts of GPUs, and GPUs for a part of the time."""
+
+    start_ms: int
+    end_ms: int
+    gpus: int
+    nodes: int
+    most: int
+    rest: float
+
+
+def free_gpus(deps: Deps, cluster: str) -> FreeGpus | None:
+    """None if nothing is known of the cluster."""
+    held = page_queries.current_demand(deps).value.held
+    span = held.start_ms, held.end_ms
+    with deps.ledger.moment(*span) as moment:
+        lines = moment.usage(span, ("node", "gpu"), {"cluster": (cluster,)}, deps.settings.timezone).lines()
+    of_nodes, rest_us, is_known = Counter[str](), 0, False
+    for line in lines:
+        accounts = line.accounts_gpu_us
+        is_known |= accounts.is_known
+        if accounts.unallocated and accounts.unallocated == accounts.total:
+            of_nodes[line.key["node"]] += 1
+        else:
+            rest_us += accounts.unallocated
+    if not is_known:
+        return None
+    most = max(of_nodes.values(), default=0)
+    return FreeGpus(*span, of_nodes.total(), len(of_nodes), most, rest_us / ((span[1] - span[0]) * US_PER_MS))
 
 
 def _render_job(
@@ -243,17 +280,19 @@ def _render_job(
     used: UsageLine | None,
     decisions: list[Decision],
     shares: list[decision_text.QueueStanding],
+    free: FreeGpus | None,
     *,
     everyone: bool,
 ) -> Response:
     """The page of one job.
 
     used: the usage of its GPUs in the time of the timeline; None without a GPU.
+    free: None if it is not known, or not for the reader.
     everyone: whether the reader may see all teams, and therefore the pages of decisions."""
     title = f"What each GPU did for {answer.job.job}"
     return month_and_decision_pages.page(
         request, "/jobs", "job.html", deps, found=answer, job=answer.job, strips=strips, line=used,
-        decided=decisions, shares=shares, timeline=timeline_svg(strips, title) if strips.strips else "",
+        decided=decisions, shares=shares, free=free, timeline=timeline_svg(strips, title) if strips.strips else "",
         utilisation=page_rows.utilisation, currency=answer.currency,
         address=month_and_decision_pages.address if everyone else None,
     )  # fmt: skip

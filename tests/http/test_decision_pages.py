@@ -24,6 +24,7 @@ from fairshare.preemption.victim_selection import decide
 from fairshare.targets.weight_plan import Apply
 from fairshare.usage.stale_usage_hold import UsageHold
 from gputally.base.clock import VirtualClock
+from gputally.server.tokens_and_grants import new_token
 from gputally.testing.fake_accountant import usage_window
 from tests.fairshare.preemption_cases import HOUR_MS, gang, situation
 from tests.fairshare.preemption_cases import NOW_MS as THEIR_NOW_MS
@@ -32,7 +33,7 @@ from tests.http.conftest import HOUR_US, MINUTE_MS, NOW_MS, client_of, encoded, 
 from tests.http.page_parser import EVIL, read
 from tests.hypothesis_examples import examples
 from tests.price_books import price_book_text
-from tests.usage_records import batch, interval, pod_facts, pod_holder
+from tests.usage_records import batch, deliver, interval, pod_facts, pod_holder
 
 TREE = [{"name": "vision", "weight": 2, "deserved": 4}, {"name": "language", "weight": 1}]
 
@@ -218,6 +219,32 @@ def test_a_waiting_job_says_what_its_queue_has_and_what_was_decided(client):
     assert "claim" in said
     assert any(to.startswith("/decisions/") for to in links(client, "/job/prod~ns~Gang~waits"))
     assert "gave way" in words(client, "/job/prod~ns~Gang~went")
+
+
+def test_a_waiting_job_says_which_whole_gpus_are_free_and_on_how_many_nodes(tmp_path):
+    made = {name: new_token(name, ("read",), teams=teams) for name, teams in (("all", None), ("lead", ("vision",)))}
+    settings = settings_in(
+        tmp_path, inventory="schema: 1\ncluster: prod\nnamespaces:\n  - {name: ns, team: vision}\n",
+        tokens="tokens:\n" + "".join(entry for _, entry in made.values()),
+    )  # fmt: skip
+    begin, holder = NOW_MS - 40 * MINUTE_MS, pod_holder("went-0", uid="u1", container="main")
+    waits = {"requests": {"nvidia.com/gpu": "4"}, "created_ms": begin, "workload": "Gang/waits"}
+    with Service(settings, VirtualClock(NOW_MS)) as service:
+        for node, gpus in (("n1", {"GPU-1": holder, "GPU-2": None, "GPU-3": None}), ("n2", {"GPU-4": None})):
+            rows = [
+                interval(begin + i * MINUTE_MS, gpu, by, span_ms=MINUTE_MS, busy_us=0)
+                for i in range(40) for gpu, by in gpus.items()
+            ]  # fmt: skip
+            facts = [pod_facts("waits-0", begin, uid="u2", node=node, **waits)] if node == "n1" else []
+            deliver(service.ledger, NOW_MS, batch(rows, facts, cluster="prod", node=node))
+        said = {
+            name: words(client_of(service, headers={"Accept": "text/html", "Authorization": f"Bearer {secret}"}),
+                        "/job/prod~ns~Gang~waits").partition("Why it waits")[2]
+            for name, (secret, _) in made.items()
+        }  # fmt: skip
+    assert all(told in said["all"] for told in ("3 whole GPUs", "2 nodes", "at most 2 on one"))
+    assert "whole GPU" not in said["lead"], "what other teams leave is not for a reader of one team"
+    assert "several nodes" in said["lead"]
 
 
 def test_decisions_are_chosen_by_kind_and_subject(client):
