@@ -17,7 +17,7 @@ from accountant.bookkeeping.month_closing import statement_hash
 from accountant.reports import charts, figure_formatting
 from accountant.reports.job_ranking import EpochRow
 from accountant.reports.report_breakdowns import JobRow
-from accountant.reports.report_builder import Report
+from accountant.reports.report_builder import CANDIDATES, Report
 from accountant.reports.savings_hints import SpotRow
 from accountant.wire.list_order import PageTables, TableSorting
 from gputally.server import page_layout
@@ -130,6 +130,7 @@ def render_html(report: Report, links: Links | None = None) -> str:
             statement_hash=statement_hash(report.statement),
             f=figure_formatting,
             most_hints=_HINTS,
+            most_candidates=CANDIDATES,
             several_clusters=len({row.cluster for row in _of_jobs(report)}) > 1,
             series=charts.series(report.daily, report.everyone),
             week=figure_formatting.week_text(report.week, report.currency),

@@ -4,6 +4,7 @@ GPUs would have been enough, and those that hardly used theirs (accountant.repor
 from __future__ import annotations
 
 from typing import Annotated, Final, get_args
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BeforeValidator, Field
@@ -66,7 +67,8 @@ def savings(request: Request, params: Asked, deps: AppDeps, principal: Reader) -
         total_us=sum(hint.job.figures.accounts.allocated for hint in hints),
         total_cost=sum_if_known(None if hint.job.figures.unpriced_us else hint.job.figures.cost for hint in hints),
         total_saving=sum_if_known(hint.saving for hint in hints),
-        most=report_builder.CANDIDATES, job_id=lambda job: JobKey(job.cluster, job.namespace, job.job).id,
+        most=report_builder.CANDIDATES, rest=_idle_jobs(month, report.team),
+        job_id=lambda job: JobKey(job.cluster, job.namespace, job.job).id,
     )  # fmt: skip
 
 
@@ -105,3 +107,9 @@ def _found(
 def _address(params: SavingsParams, month: Month, **other: str | None) -> str:
     given = {"month": str(month), "team": params.team, "kind": params.kind, **other}
     return sorting(TABLES, params, "/savings", **given).address(params.sort or "savings.saving:desc")
+
+
+def _idle_jobs(month: Month, team: str | None) -> str:
+    """The address of the list of all jobs of the month, the most idle first."""
+    of_team = {} if team is None else {"where.team": team}
+    return "/jobs?" + urlencode({"start": f"{month}-01", "end": f"{month.next}-01", **of_team, "sort": "idle:desc"})

@@ -12,6 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from accountant.ledger.usage import HELD
+from accountant.reports.report_builder import CANDIDATES
 from accountant.wire.policy_models import Budget, Policy, QueuePolicy
 from gputally.base.units import MS_PER_DAY, US_PER_HOUR
 from tests.http.conftest import INVENTORY, NOW_MS, bearer, client_of, encoded, token_entry, token_list
@@ -201,3 +202,19 @@ def test_a_month_that_is_too_large_to_add_up_is_refused_as_by_explore(start_serv
         assert refused.status_code == 422, path
         assert [one["at"] for one in refused.json()["errors"]] == [parameter], path
     assert client.get("/group?by=cluster&value=elsewhere", headers=PAGE).status_code == 200, "it has no GPU"
+
+
+@pytest.mark.parametrize("team", ["", "&team=vision"])
+def test_the_total_of_savings_says_of_how_many_jobs_it_is_and_leads_to_all_others(service, team):
+    client = client_of(service, headers=PAGE | bearer("token-of-read"))
+    told = client.get(f"/savings?month=2026-11{team}").text
+    total = told.partition("<tfoot>")[2].partition("</tfoot>")[0]
+    assert str(CANDIDATES) in total
+    found = re.search(r'href="(/jobs[^"]*)"', total)
+    assert found is not None
+    listed = client.get(unescape(found[1]))
+    assert listed.status_code == 200
+    assert listed.text.index("Job/notebook") < listed.text.index("Job/train"), "the most idle first"
+    assert ("Job/chat" in listed.text) == (not team)
+    month = client.get("/team/vision?month=2026-11" if team else "/month/2026-11").text
+    assert re.search(rf'href="/savings[^"]*"[^>]*>[^<]*{CANDIDATES} jobs', month)
