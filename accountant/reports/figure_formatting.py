@@ -290,13 +290,18 @@ def actor(who: str) -> str:
     return {"anonymous": "without sign-in", "": "not recorded"}.get(who, who)
 
 
-def week_text(parts: Sequence[WeekPart], currency: str | None) -> str:
-    """The means in words; "" without days of both kinds, which would compare nothing."""
+def paid_time(unheld: bool) -> str:
+    """The time of which a mean cost is. unheld: whether time that nobody held may be in it."""
+    return "for time held or not" if unheld else "for held time"
+
+
+def week_text(parts: Sequence[WeekPart], currency: str | None, *, unheld: bool = False) -> str:
+    """The means in words; "" without days of both kinds, which would compare nothing. unheld: as in `paid_time`."""
     said = []
     for part in parts:
         figures = [f"{hours(part.held_us)} GPU-h held"]
         if currency and part.cost is not None:
-            figures.append(f"{currency} {money(part.cost, currency)}")
+            figures.append(f"{currency} {money(part.cost, currency)} {paid_time(unheld)}")
         if part.utilisation is not None:
             figures.append(f"{percent(part.utilisation)} used")
         said.append((part.weekend, part.days, ", ".join(figures)))

@@ -166,7 +166,7 @@ def explore_page(request: Request, params: Params, deps: AppDeps, principal: Rea
         measures=[Choice(name, FIGURES[name].title, name == params.measure) for name in MEASURES_SHOWN],
         currency=currency, **saved_views.of(request, deps, principal),
         unit=_unit, chart=_chart(found.chart, view.asked.measure, currency, _edges(found, bar)),
-        week=_week(found, view.asked.measure, currency, zone, first_ms),
+        week=_week(found, view.asked.measure, currency, zone, first_ms, unheld=view.rows.total.unheld_amount != 0),
         parts=_legend(found.chart), narrower=_narrower(bar, found.chart),
         as_of_ms=view.answer.as_of_ms, span_zone=zone, questions=_questions(bar),
         note=params.note(found.start_ms, deps.clock.wall_ms(), bar.span.timezone, deps.newest_ms(),
@@ -460,9 +460,11 @@ def _chart(chart: Series, measure: Measure, currency: str | None, edges: Sequenc
     return charts.stacked("explored", columns, title, f"Parts from below: {named}.", thinned=False)
 
 
-def _week(found: Explored, measure: Measure, currency: str | None, zone: ZoneInfo, since_ms: int) -> str:
+def _week(
+    found: Explored, measure: Measure, currency: str | None, zone: ZoneInfo, since_ms: int, *, unheld: bool
+) -> str:
     """The means of the weekdays and of the weekends of a chart by day; "" for another chart. since_ms: start of the
-    first record."""
+    first record. unheld: as in `figure_formatting.paid_time`."""
     if found.chart.unit != "day":
         return ""
     days: list[tuple[date, Decimal | int]] = []
@@ -475,7 +477,11 @@ def _week(found: Explored, measure: Measure, currency: str | None, zone: ZoneInf
     column = FIGURES[measure]
 
     def shown(mean: Decimal) -> str:
-        return f"{_measured(measure, mean if measure == 'cost' else round(mean), currency)} {_unit(column, currency)}"
+        if measure == "cost":
+            return (
+                f"{_measured(measure, mean, currency)} {_unit(column, currency)} {figure_formatting.paid_time(unheld)}"
+            )
+        return f"{_measured(measure, round(mean), currency)} {_unit(column, currency)}"
 
     return figure_formatting.weekday_mean_text(days, shown)
 

@@ -28,7 +28,7 @@ from accountant.billing.usage_pricing import charges
 from accountant.core import periods
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import Days, Month
-from accountant.ledger.protocols import GpuHealth, Moment
+from accountant.ledger.protocols import GpuHealth, Moment, of_holders
 from accountant.ledger.usage import HELD, Where
 from accountant.prices.price_book import PriceBook
 from accountant.reports import charts, figure_formatting, node_list, report_breakdowns, savings_hints, week_parts
@@ -152,7 +152,9 @@ def group_page(request: Request, params: Annotated[GroupParams, Query()], deps: 
         related=_related(deps, params, month),
         linked=group_link, told=told, errors=node_list.errors_of(told or (), found.span),
         needs=node_list.needs_of(told or ()),
-        week=figure_formatting.week_text(_week(found, currency), currency),
+        week=figure_formatting.week_text(
+            _week(found, currency), currency, unheld=params.value == IDLE or not of_holders((params.by,))
+        ),
         deserved=any(day.deserved for day in found.days),
     )  # fmt: skip
 

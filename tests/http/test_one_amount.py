@@ -126,20 +126,26 @@ def test_a_team_has_one_mean_of_weekdays_and_of_weekends_on_its_pages_and_in_exp
     """30 October 2026 is a Friday, 31 October a Saturday. Nothing is known of the days before, and the next is not
     over."""
     chosen = settings_in(tmp_path, prices=price_book_text(H100="2.13337", currency="USD"), inventory=INVENTORY)
-    rows = [*held(66, 60, "GPU-1", "nlp"), *held(66, 47, "GPU-2", "nlp"), *held(19, 13, "GPU-2", "vision")]
+    rows = [*held(66, 60, "GPU-1", "nlp"), *held(66, 47, "GPU-2", "nlp"), *held(19, 13, "GPU-2", "vision"),
+            *held(66, 60, "GPU-3")]  # fmt: skip
     with Service(chosen, VirtualClock(NOW_MS)) as service:
         deliver(service.ledger, NOW_MS, batch(rows, cluster="prod", node="n1"))
         client = client_of(service, headers=PAGE)
-        means = []
+        means, times = [], []
+        of_month = "/explore?start=2026-10-01&end=2026-11-01&measure=cost"
         for path in (
-            "/team/nlp?month=2026-10", "/group?by=team&value=nlp&month=2026-10",
-            "/explore?start=2026-10-01&end=2026-11-01&measure=cost&where.team=nlp&by=team",
+            "/team/nlp?month=2026-10", "/group?by=team&value=nlp&month=2026-10", f"{of_month}&where.team=nlp&by=team",
+            "/month/2026-10", "/group?by=user&value=&month=2026-10", f"{of_month}&by=team",
+            "/group?by=node&value=n1&month=2026-10",
         ):  # fmt: skip
             said = re.search(r"A weekday, mean of [^<]+", client.get(path).text)
             assert said is not None, path
             means.append(re.findall(r"\d+\.\d\d(?!\d)", said[0]))
+            times.append(next(iter(set(re.findall(r"for (?:held time|time held or not)", said[0]))), ""))
     # 48 and 41 GPU-hours at 2.13337
-    assert means == [["102.40", "87.47"]] * 3
+    assert means[:3] == [["102.40", "87.47"]] * 3
+    assert means[5] != means[3]
+    assert times == ["for held time"] * 5 + ["for time held or not"] * 2
 
 
 def figure_of(client: TestClient, address: str) -> Decimal:
