@@ -282,12 +282,23 @@ def span_of(start_ms: int, end_ms: int, tz: ZoneInfo) -> str:
     return f"{start:%-d %B} to {last:%-d %B %Y}"
 
 
+_WITHOUT_SIGN_IN: Final = "without sign-in"
+"""The beginning of `Principal.actor` of a caller without a name of its own."""
+
+
 def actor(who: str) -> str:
-    """Who did an act: a person, a program, or `from file NAME`. Acts of earlier versions name nobody where nobody
-    needed to sign in, and files by their paths."""
+    """Who did an act: a person, a program, or `from file NAME`; where nobody needed to sign in, that nobody did, and
+    from where it came, as far as known. Acts of earlier versions name files by their paths."""
     if who.startswith(("/", "file ")):
         return f"from file {who.removeprefix('file ').rpartition('/')[2]}"
-    return {"anonymous": "without sign-in", "": "not recorded"}.get(who, who)
+    if who == "anonymous" or who.startswith(_WITHOUT_SIGN_IN):
+        return f"nobody signed in (sign-in was off){who.removeprefix('anonymous').removeprefix(_WITHOUT_SIGN_IN)}"
+    return who or "not recorded"
+
+
+def reason(given: str) -> str:
+    """Why an act was done."""
+    return given or "no reason given"
 
 
 def paid_time(unheld: bool) -> str:

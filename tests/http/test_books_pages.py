@@ -226,10 +226,13 @@ def test_an_act_says_who_did_it_as_far_as_known_where_nobody_signs_in(tmp_path, 
         acts = client.get("/v1/audit").json()["acts"]
         assert acts[-1]["who"] == f"without sign-in, from {said}"
         assert all(act["who"] for act in acts)
-        for path in ("/audit", "/audit.csv", "/invoices/2026-11"):
+        for path in ("/audit", "/audit.csv", "/invoices/2026-11", f"/act/{acts[-1]['number']}"):
             text = client.get(path).text
-            assert f"without sign-in, from {said}" in text
+            told = "without sign-in" if path.endswith(".csv") else "nobody signed in (sign-in was off)"
+            assert f"{told}, from {said}" in text
             assert "anonymous" not in text
+        first = client.get("/prices").text + client.get("/act/1").text
+        assert first.count("no reason given") == 2, "the price book of the file has none"
 
 
 @pytest.mark.parametrize("part", [True, False])
