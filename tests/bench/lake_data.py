@@ -197,6 +197,7 @@ def _day(fleet: LakeFleet, cluster: int, day: int) -> pa.Table:
         "queue": _named([_queue(number) for number in queues], queue, "__idle__"),
         "namespace": _named([f"ns-{number:03d}" for number in queues], queue, "__idle__"),
         "job": _numbered("Job/train-", pods, "__idle__"),
+        "kind": np.where(held, "batch", ""),
         "pod": _numbered("train-", pods, "__idle__"),
         "container": np.where(held, "main", ""),
         "labels": pa.nulls(len(gpu), pa.string()),
