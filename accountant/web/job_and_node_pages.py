@@ -238,7 +238,7 @@ def job_page(request: Request, id: str, deps: AppDeps, principal: Reader) -> Res
 
 
 @dataclass(frozen=True, slots=True)
-class FreeGpus:
+class UnheldGpus:
     """The GPUs of a cluster that nobody held in the newest metered span, which is that of Overview.
 
     gpus, nodes: GPUs that were free as a whole all the time, and their nodes. most: of them, the most on one node.
@@ -252,7 +252,7 @@ class FreeGpus:
     rest: float
 
 
-def free_gpus(deps: Deps, cluster: str) -> FreeGpus | None:
+def free_gpus(deps: Deps, cluster: str) -> UnheldGpus | None:
     """None if nothing is known of the cluster."""
     held = page_queries.current_demand(deps).value.held
     span = held.start_ms, held.end_ms
@@ -269,7 +269,7 @@ def free_gpus(deps: Deps, cluster: str) -> FreeGpus | None:
     if not is_known:
         return None
     most = max(of_nodes.values(), default=0)
-    return FreeGpus(*span, of_nodes.total(), len(of_nodes), most, rest_us / ((span[1] - span[0]) * US_PER_MS))
+    return UnheldGpus(*span, of_nodes.total(), len(of_nodes), most, rest_us / ((span[1] - span[0]) * US_PER_MS))
 
 
 def _render_job(
@@ -280,7 +280,7 @@ def _render_job(
     used: UsageLine | None,
     decisions: list[Decision],
     shares: list[decision_text.QueueStanding],
-    free: FreeGpus | None,
+    free: UnheldGpus | None,
     *,
     everyone: bool,
 ) -> Response:
