@@ -17,11 +17,11 @@ from zoneinfo import ZoneInfo
 from accountant.billing.charge import ALLOCATED, Account, Charge, PricedTime, quantify
 from accountant.billing.displayed_amounts import Part
 from accountant.billing.statements import Entry, StatementLine
-from accountant.core.periods import Days, day_span, days, hour_of_day
+from accountant.core.periods import Days, days, hour_of_day
 from accountant.ledger.usage import ACCOUNTS, HELD, Usage
 from accountant.prices.price_book import PriceBook
 from accountant.prices.unit_prices import Place
-from accountant.reports.week_parts import LEAST_METERED, WholeDay
+from accountant.reports.week_parts import WholeDay, is_counted
 from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Accounts, Dimension
 from gputally.base.money import exact_sum, sum_if_known
@@ -383,8 +383,7 @@ def whole_days(
     found = []
     for row in rows:
         day = row.day.isoformat()
-        is_whole = (row.start_ms, row.end_ms) == day_span(row.day, tz) and row.start_ms >= since_ms
-        if is_whole and row.unknown <= 1 - LEAST_METERED:
+        if is_counted(row.day, (max(row.start_ms, since_ms), row.end_ms), row.unknown, tz):
             amounts = [
                 cost for (at, name), cost in costs.items() if at == day and name != IDLE and team in (None, name)
             ]

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from typing import Final
+from zoneinfo import ZoneInfo
 
+from accountant.core.periods import day_span
 from gputally.base.money import sum_if_known
 
 LEAST_METERED: Final = 0.98
@@ -16,6 +18,15 @@ LEAST_METERED: Final = 0.98
 
 def is_weekend(day: date) -> bool:
     return day.weekday() >= 5
+
+
+def is_counted(day: date, known: tuple[int, int], unknown: float, tz: ZoneInfo) -> bool:
+    """Whether a local day is in the means.
+
+    known: [start_ms, end_ms) of what is shown, from the first record on, of which the day must be a whole part.
+    unknown: the unmetered part of its time."""
+    start_ms, end_ms = day_span(day, tz)
+    return known[0] <= start_ms and end_ms <= known[1] and unknown <= 1 - LEAST_METERED
 
 
 @dataclass(frozen=True, slots=True)

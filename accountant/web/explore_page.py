@@ -27,7 +27,7 @@ from accountant.exports.protocol import file_name
 from accountant.ledger.protocols import JobKey
 from accountant.reports import charts, figure_formatting
 from accountant.reports.charts import ChartColumn
-from accountant.reports.week_parts import LEAST_METERED, is_weekend
+from accountant.reports.week_parts import is_counted, is_weekend
 from accountant.web import month_and_decision_pages, page_queries, saved_views
 from accountant.web.explore_table import (
     COLUMNS,
@@ -470,9 +470,8 @@ def _week(
     days: list[tuple[date, Decimal | int]] = []
     for cell in found.chart.cells:
         day, values = date.fromisoformat(cell.name), list(cell.parts.values())
-        begin, end = periods.day_span(day, zone)
-        is_whole = max(found.start_ms, since_ms) <= begin and end <= found.end_ms and cell.unknown <= 1 - LEAST_METERED
-        if is_whole and None not in values:
+        known = max(found.start_ms, since_ms), found.end_ms
+        if is_counted(day, known, cell.unknown, zone) and None not in values:
             days.append((day, exact_sum(Decimal(value) for value in values if value is not None)))
     column = FIGURES[measure]
 

@@ -357,9 +357,7 @@ def _days(
             GroupDay(
                 f"{day:%-d %b}",
                 day,
-                begin >= since_ms
-                and (begin, end) == periods.day_span(day, tz)
-                and known[0].get(at, 1.0) <= 1 - week_parts.LEAST_METERED,
+                week_parts.is_counted(day, (max(begin, since_ms), end), known[0].get(at, 1.0), tz),
                 week_parts.is_weekend(day),
                 known[0].get(at, 1.0),
                 helds[0].get(at, Accounts()),
