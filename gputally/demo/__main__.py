@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import argparse
 import gc
-import signal
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+from gputally.base.background_tasks import set_on_signals
 from gputally.base.command_output import OUTPUTS
 from gputally.base.errors import AccountantError, FairshareError
 from gputally.base.units import BUCKET_MS, MS_PER_SECOND
@@ -30,10 +31,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 2
     thresholds = gc.get_threshold()
-    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as after Ctrl-C
+    # An exception from a handler could leave half a message in a pipe, for the rest of which a worker waits for ever.
+    stop = threading.Event()
+    restore = set_on_signals(stop)
     try:
         if options.serve is not None:
-            return _serve(options)
+            return _serve(options, stop)
         ledger = options.to / "ledger.duckdb"
         if ledger.exists() and not options.replace:
             return _fail(
@@ -44,19 +47,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         log = options.to / LOG
         log.write_text("", encoding="utf-8")
         with closing(WorkerProcesses(log)) as processes:
-            return _run(options, processes)
+            return _run(options, processes, stop)
     except (FairshareError, AccountantError) as error:
         return _fail(str(error))
     except OSError as error:
         return _fail(f"{error.filename or options.to}: {error.strerror or error}")
-    except KeyboardInterrupt:
-        return _fail("stopped")
     finally:
-        signal.signal(signal.SIGTERM, handler)
+        restore()
         gc.set_threshold(*thresholds)
 
 
-def _run(options: argparse.Namespace, processes: WorkerProcesses) -> int:
+def _run(options: argparse.Namespace, processes: WorkerProcesses, stop: threading.Event) -> int:
     # Imported here, because the worker processes then load their libraries at the same time.
     from gputally.base.terminal import Terminal
     from gputally.demo import session
@@ -66,17 +67,16 @@ def _run(options: argparse.Namespace, processes: WorkerProcesses) -> int:
     scenario = build(DemoOptions(options.days, options.interval, options.seed, options.trace))
     console = Terminal(quiet=options.quiet, markup=True, stderr=options.output != "table")
     port = None if options.once else options.port
-    return 0 if session.run(scenario, processes, options.to, port, console, options.output) else 1
+    return 0 if session.run(scenario, processes, options.to, port, console, stop, options.output) else 1
 
 
-def _serve(options: argparse.Namespace) -> int:
+def _serve(options: argparse.Namespace, stop: threading.Event) -> int:
     from gputally.base.terminal import Terminal
     from gputally.demo.finished import serve_finished
-    from gputally.demo.session import until_interrupted
     from gputally.server import logs_and_metrics
 
     logs_and_metrics.configure("error")
-    serve_finished(options.serve, options.port, Terminal(quiet=options.quiet, markup=True), until_interrupted)
+    serve_finished(options.serve, options.port, Terminal(quiet=options.quiet, markup=True), stop.wait)
     return 0
 
 

@@ -32,7 +32,7 @@ from gputally.server.one_address import OneAddress
 _QUEUES = TypeAdapter(dict[str, QueueState])
 
 
-def serve_finished(folder: Path, port: int, console: Console, wait: Callable[[], None]) -> None:
+def serve_finished(folder: Path, port: int, console: Console, wait: Callable[[], object]) -> None:
     """Serve the pages until `wait` returns, with the time at which the ledger ends.
 
     folder: of a demo's files. Without its summary, only the accountant's pages are served. Raises CannotStart if the

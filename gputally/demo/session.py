@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from accountant.core.periods import utc
 from gputally.base.command_output import Output
+from gputally.base.errors import AccountantError
 from gputally.demo import results as summary
 from gputally.demo.pipeline import Pipeline
 from gputally.demo.results import Results, collect
@@ -28,9 +29,14 @@ _MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - the folder made in it is this 
 _LEAST_FREE_BYTES = 2 * 1024**3
 
 
-def simulate(scenario: Scenario, pipeline: Pipeline, console: Console, folder: Path) -> Results:
+class Stopped(AccountantError):
+    """The user has stopped the demo before its end."""
+
+
+def simulate(scenario: Scenario, pipeline: Pipeline, console: Console, folder: Path, stop: threading.Event) -> Results:
     """Run the demo with its progress bar, and at the same time, in a separate process, the same jobs under static
-    weights. On return, the accountant has begun to write its files into `folder`."""
+    weights. On return, the accountant has begun to write its files into `folder`. Raises Stopped after the hour, or the
+    part of the report, in which `stop` is set."""
     began = time.monotonic()
     with (
         closing(WorkerProcess("the run under static weights", BASELINE, nice=2 * NICE)) as static,
@@ -42,12 +48,15 @@ def simulate(scenario: Scenario, pipeline: Pipeline, console: Console, folder: P
 
         def hour_passed(now_ms: int) -> None:
             progress.update(task, advance=1, now=utc(now_ms))
+            _go_on(stop)
 
         pipeline.run(hour_passed)
         progress.update(task, now="the report, and the same jobs under static weights")
         figures = pipeline.figures()
+        _go_on(stop)
         pipeline.write_files(folder)
         before = static.result()
+        _go_on(stop)
     return collect(pipeline, figures, before, time.monotonic() - began)
 
 
@@ -57,9 +66,11 @@ def run(
     out: Path,
     port: int | None,
     console: Console,
+    stop: threading.Event,
     output: Output = "table",
 ) -> bool:
-    """Run the demo, and serve its pages until the user interrupts it. Return True if every check passes.
+    """Run the demo, and serve its pages until `stop` is set. Return True if every check passes. Raises Stopped if
+    `stop` is set before the results are complete.
 
     port: 0 for any free port; None to end after the run, and to show no address."""
     gpus = sum(len(node.gpus) for node in scenario.nodes)
@@ -76,12 +87,12 @@ def run(
     ):
         if port is not None:
             console.print(f"The pages fill while the simulation runs: [bold]{pipeline.url}[/bold]")
-        results = simulate(scenario, pipeline, console, out)
+        results = simulate(scenario, pipeline, console, out, stop)
         summary.write_files(pipeline, results, out)
         summary.show(results, out, console, output)
         if port is not None:
             console.print(f"\nThe pages stay at [bold]{pipeline.url}[/bold]   (Ctrl-C ends the demo)")
-            until_interrupted()
+            stop.wait()
     return results.ok
 
 
@@ -102,12 +113,9 @@ def _fast_folder() -> Path | None:
     return _MEMORY_FOLDER if large_enough and os.access(_MEMORY_FOLDER, os.W_OK | os.X_OK) else None
 
 
-def until_interrupted() -> None:
-    """Wait for Ctrl-C."""
-    try:
-        threading.Event().wait()
-    except KeyboardInterrupt:
-        return
+def _go_on(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise Stopped("stopped")
 
 
 def _progress(console: Console) -> Progress:

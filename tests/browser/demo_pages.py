@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -146,7 +147,7 @@ def demo_site(folder: Path, days: int) -> Iterator[Site]:
         ExitStack() as after,
         Pipeline(scenario, folder, 0, observe=lambda report: scene.observe(report, scenario.policy)) as pipeline,
     ):
-        results = simulate(scenario, pipeline, Console(quiet=True), out)
+        results = simulate(scenario, pipeline, Console(quiet=True), out, threading.Event())
         summary.write_files(pipeline, results, out)
         start, end = scenario.start_ms, scenario.end_ms
         with httpx2.Client(base_url=pipeline.url, timeout=120) as asking:

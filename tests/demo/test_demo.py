@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from gputally.demo.finished import serve_finished
 from gputally.demo.played_scheduler import pod_marks
 from gputally.demo.results import FILES
 from gputally.demo.worker_processes import REPORT_FILES
+from tests.deadlines import patience_s
 
 
 def run(folder: Path, *arguments: str) -> dict[str, Any]:
@@ -222,6 +224,23 @@ def test_the_address_is_printed_at_once_and_the_pages_fill_while_it_runs(tmp_pat
         finally:
             demo.terminate()
     assert demo.returncode == 1, "it was stopped in the middle of the month"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_demo_that_is_stopped_ends_whatever_it_does(tmp_path: Path, number: signal.Signals) -> None:
+    """An exception in the middle of a message would leave a worker waiting for the rest of it, and one in the middle
+    of an `exec` would change the code with which Python ends."""
+    command = [sys.executable, "-u", "-m", "gputally", "demo", "--days", "2", "--port", "0", "--to", str(tmp_path)]
+    for hours in (0, 1, 2):
+        replace = ["--replace"] if hours else []
+        with subprocess.Popen([*command, *replace], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
+            assert demo.stdout is not None
+            url = next(found[0] for line in demo.stdout if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
+            for _ in range(hours):
+                httpx2.get(f"{url}/v1/usage", params={"start": "2026-10-16", "end": "2026-11-01"}, timeout=patience_s())
+            demo.send_signal(number)
+            _, said = demo.communicate(timeout=patience_s())
+        assert (demo.returncode, said) == (1, "gputally demo: stopped\n")
 
 
 def usage_in(browser: httpx2.Client) -> bool:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def test_what_follows_the_demo_runs_against_its_pages(page: str, tmp_path: Path)
     (tmp_path / ".venv").symlink_to(ROOT / ".venv")
     demo = build(DemoOptions())
     with Pipeline(demo, tmp_path, 0) as pipeline:
-        simulate(demo, pipeline, Console(quiet=True), tmp_path)
+        simulate(demo, pipeline, Console(quiet=True), tmp_path, threading.Event())
         otherwise = follow(page, ["demo"], Shell(tmp_path, {"COLUMNS": "120", "GPUTALLY_URL": pipeline.url}, False))
     assert otherwise == [], "\n\n".join(otherwise)
 
