@@ -162,14 +162,14 @@ class _Time(NamedTuple):
 
 
 class _HeldTime:
-    """The charges of the time that jobs held, as rows of a table. keys: the jobs, sorted."""
+    """The charges of the time that jobs held, as rows of a table. keys: the jobs, sorted. Held time always has a job: a
+    holder without a workload is its own."""
 
     def __init__(self, table: ChargeTable) -> None:
         jobs = [JobKey(*key[:_OF_JOB]) for key in called_off.each(table.keys)]
         distinct, number = numbered(jobs)
         is_held = np.isin(table.cells[:, ACCOUNT], [LINE_ACCOUNTS.index(account) for account in HELD])
-        named = np.array([bool(key.job) for key in distinct], dtype=bool)
-        rows = np.flatnonzero(is_held & named[number[table.cells[:, KEY]]])
+        rows = np.flatnonzero(is_held)
         job = number[table.cells[rows, KEY]]
         order = np.argsort(job, kind="stable")
         held, self._first = np.unique(job[order], return_index=True)

@@ -150,7 +150,7 @@ def held(moment: Moment, by: tuple[Dimension, ...], span: tuple[int, int] = SPAN
 def test_holds_are_the_held_time(several: Several) -> None:
     """Time of holders while a GPU is down is held as well."""
     moment = several.truth
-    jobs = [JobKey(*key) for key in held(moment, OF_JOB) if key[-1]]
+    jobs = [JobKey(*key) for key in held(moment, OF_JOB)]
     found = moment.holds([SPAN], of=jobs)
     assert found.whole_after_ms is None
     sums: Counter[tuple[str, ...]] = Counter()
@@ -184,6 +184,7 @@ def test_pods_are_those_that_held_something(moment: Moment) -> None:
 
 def test_a_job_holds_nothing_outside_its_extent(moment: Moment) -> None:
     jobs = held(moment, OF_JOB)
+    assert all(job for _, _, job in jobs), "a holder without a workload is its own job"
     extents = moment.extents([JobKey(*key) for key in (*jobs, ("prod", "ns-0", "Job/nobody"))])
     assert {*extents} == {JobKey(*key) for key in jobs}
     for key, (start_ms, end_ms) in extents.items():
