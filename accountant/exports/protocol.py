@@ -75,6 +75,11 @@ def exports() -> Mapping[str, ExportPlugin]:
     return usable(SEAM, ExportPlugin)
 
 
+def downloads() -> list[ExportPlugin]:
+    """The usable exports whose files are saved: those that no browser displays."""
+    return [one for one in exports().values() if not one.inline]
+
+
 def default_format(*wanted: str) -> str:
     """The format of a report for which nobody names one: the first of the wanted ones that is installed, otherwise
     another for reports of any days."""

@@ -29,7 +29,7 @@ from accountant.bookkeeping.corrections_and_adjustments import NewAdjustment
 from accountant.bookkeeping.month_changes import MonthChanges, by_payer, together
 from accountant.bookkeeping.month_closing import Objecting, Status, state_of
 from accountant.core.periods import Month, local_date, utc
-from accountant.exports.protocol import ExportPlugin, exports
+from accountant.exports.protocol import downloads
 from accountant.ledger.journal import Act, ActKind
 from accountant.web import month_and_decision_pages, page_queries
 from accountant.web.month_and_decision_pages import TablesParams, sorting
@@ -102,14 +102,9 @@ def invoices(
         request, "/invoices", "invoices.html", deps, rows=rows, shown=shown, params=params,
         everyone=principal.teams is None, unpriced=lambda due: sum(
             gpu_us for team, gpu_us in due.unpriced.items() if teams is None or team in teams
-        ), files=_files(),
+        ), files=downloads(),
         csv=f"/invoices.csv?{own}", order=order,
     )  # fmt: skip
-
-
-def _files() -> list[ExportPlugin]:
-    """The formats of invoices that are files."""
-    return [one for one in exports().values() if not one.inline]
 
 
 @router.get("/invoices.csv")
@@ -203,7 +198,7 @@ def steps(
         checks=() if status in ("closed", "published") else checklist(deps, calendar_month, objections, due),
         state=state_of(status, month_unknown(deps, calendar_month), len(objections)),
         may=principal.may("admin"), forms=month_and_decision_pages.takes_forms(request, deps),
-        params=params, shown=shown, files=_files(), number=invoice_number,
+        params=params, shown=shown, files=downloads(), number=invoice_number,
         drafts=drafts, changed=changed, billed=billed, unbilled=unbilled, together=together(billed),
         acts=[(act, WHAT[act.kind]) for act in reversed(acts)],
         over=calendar_month.span(deps.settings.zone)[1] <= deps.clock.wall_ms(), currency=book.currency if book else "",

@@ -37,7 +37,7 @@ from accountant.bookkeeping.month_closing import Status
 from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.core.record_age import is_old
-from accountant.exports.protocol import CSV, exports, file_name
+from accountant.exports.protocol import CSV, downloads, file_name
 from accountant.ledger.protocols import Hole, JobKey, Moment, Quarantined
 from accountant.reports import charts, figure_formatting, html_page, report_builder
 from accountant.reports.figure_formatting import silent_clusters
@@ -365,7 +365,7 @@ def _report(request: Request, deps: Deps, month: str, team: str | None, order: T
         path="/month/" if team is None else f"/team/{quote(team, safe='')}?month=",
         query=f"month={calendar_month}" + (f"&team={quote(team, safe='')}" if team is not None else ""),
         by_two=_by_two(deps, calendar_month, team),
-        downloads=[export for export in exports().values() if not export.inline],
+        downloads=downloads(),
         style=page_layout.sheet("site.css"),
         menu=menu_of(request, deps),
         as_of_ms=report.as_of_ms,
