@@ -66,6 +66,7 @@ from accountant.exports.protocol import default_format, exports, file_name
 from accountant.ledger.journal import FIRST_DIGEST, broken_at
 from accountant.prices.price_book import PriceBook, Share
 from accountant.reports import report_builder
+from accountant.reports.statement_line_charges import ChargeListing
 from accountant.wire.listed_tables import ADJUSTMENTS, CORRECTIONS, PRICES
 from gputally.base.money import exact_sum
 from gputally.base.yaml_file import FileFault, parse
@@ -166,7 +167,7 @@ def month_report(
     team = known_team_for(deps, principal, params.team)
     report = report_builder.report(
         deps.ledger, deps.books, span.start_ms, span.end_ms, span.timezone, month=span.month, team=team,
-        issuer=deps.settings.issuer if export.charges else None, labels=deps.settings.exported_labels,
+        listing=ChargeListing(deps.settings.issuer, deps.settings.exported_labels) if export.charges else None,
         invoiced_by=deps.settings.issuer if span.month is not None else None, watched=deps.settings.kubernetes.watched,
     )  # fmt: skip
     name = "" if export.inline else file_name(export.suffix, params.month, team)

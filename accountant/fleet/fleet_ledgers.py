@@ -32,6 +32,7 @@ from accountant.ledger.protocols import exported_in, unexported
 from accountant.ledger.usage import UsageLines, coverage, sum_of_usage_lines
 from accountant.reports import report_builder
 from accountant.reports.report_builder import Report
+from accountant.reports.statement_line_charges import ChargeListing
 from accountant.wire.policy_models import Measure, UsageWindow, WindowSpec
 from accountant.wire.usage_cost_and_job_models import (
     Accounts,
@@ -126,8 +127,7 @@ class Member:
                 self.status.timezone,
                 month=month,
                 team=team,
-                issuer=issuer,
-                labels=self.status.exported_labels,
+                listing=None if issuer is None else ChargeListing(issuer, self.status.exported_labels),
             )
 
     def readable(self) -> AbstractContextManager[None]:

@@ -32,8 +32,9 @@ from accountant.lake.register_rows import registers
 from accountant.lake.table_rows import DayRows, day_rows, focus_rows, instant, line_rows, statement_row
 from accountant.prices.price_book import PriceBook
 from accountant.reports import report_builder
+from accountant.reports.statement_line_charges import ChargeListing
 from accountant.storage.duckdb_ledger import DuckLedger
-from accountant.wire.usage_cost_and_job_models import label_dimension, label_of
+from accountant.wire.usage_cost_and_job_models import label_dimension
 from gputally.base.clock import Clock
 from gputally.base.version import __version__
 
@@ -66,7 +67,7 @@ class Publisher:
         assert settings.lake is not None
         self._ledger, self._books, self._clock = ledger, books, clock
         self._zone, self._timezone, self._grace_days = settings.zone, settings.timezone, settings.grace_days
-        self._lake, self._issuer = settings.lake, settings.issuer
+        self._lake, self._listing = settings.lake, ChargeListing(settings.issuer, settings.exported_labels)
         self._labels = tuple(label_dimension(name) for name in settings.exported_labels)
         self.name = name_of(settings)
         self._own = OwnTables(ledger, self.name, self._lake.warehouse, clock, catalogue)
@@ -460,7 +461,7 @@ class Publisher:
             return
         report = report_builder.report(
             self._ledger, self._books, start_ms, max(start_ms + 1, min(end_ms, now_ms)), self._timezone, month=month,
-            issuer=self._issuer, labels=map(label_of, self._labels),
+            listing=self._listing,
         )  # fmt: skip
         if report.currency is None:
             return
@@ -515,7 +516,7 @@ class Publisher:
             "newest_ms": status.newest_ms, "until_ms": now_ms,
             "clusters": json.dumps(dict(status.newest_by_cluster), sort_keys=True),
             "teams": json.dumps(sorted(status.teams)),
-            "exported_labels": json.dumps([*map(label_of, self._labels)]), "published": instant(now_ms),
+            "exported_labels": json.dumps([*self._listing.labels]), "published": instant(now_ms),
             "version": __version__,
         }  # fmt: skip
         name, mark = tables.LEDGERS.name, tuple(row.values())

@@ -32,6 +32,7 @@ from accountant.notifications.subscriptions import DeliveriesFile, Delivery, Des
 from accountant.notifications.triggers import Anomaly, DueMessage, ReportDue, TeamDay
 from accountant.reports import report_builder
 from accountant.reports.report_builder import Report
+from accountant.reports.statement_line_charges import ChargeListing
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from accountant.wire.usage_cost_and_job_models import BudgetState
 from gputally.base.background_tasks import error_summary
@@ -82,8 +83,7 @@ class Dispatcher:
     ) -> None:
         self._ledger = ledger
         self._books = books
-        self._issuer = settings.issuer
-        self._labels = settings.exported_labels
+        self._listing = ChargeListing(settings.issuer, settings.exported_labels)
         self._watched = settings.kubernetes.watched
         self._timezone = settings.timezone
         self._tz = settings.zone
@@ -278,8 +278,8 @@ class Dispatcher:
         charges = any(export.charges for form, export in exports().items() if form in due.forms)
         return report_builder.report(
             self._ledger, self._books, due.period.start_ms, due.period.end_ms, self._timezone, month=due.period.month,
-            team=due.team, issuer=self._issuer if charges else None, labels=self._labels,
-            invoiced_by=self._issuer if due.period.month is not None else None, watched=self._watched,
+            team=due.team, listing=self._listing if charges else None,
+            invoiced_by=self._listing.issuer if due.period.month is not None else None, watched=self._watched,
         )  # fmt: skip
 
     def _record(

@@ -65,7 +65,7 @@ from accountant.reports.report_breakdowns import (
 )
 from accountant.reports.savings_hints import BY_NAME as _BY_NAME
 from accountant.reports.savings_hints import Hint, Peak, SpotRow, peaks_of, savings_hints
-from accountant.reports.statement_line_charges import Details
+from accountant.reports.statement_line_charges import ChargeListing, Details
 from accountant.reports.week_parts import WeekPart, week_parts
 from accountant.wire.policy_models import IDLE, PolicyVersion
 from accountant.wire.usage_cost_and_job_models import BudgetState, Dimension
@@ -503,21 +503,19 @@ def build(
     team: str | None = None,
     booked: MonthBooks = NO_BOOKS,
     book_before: PriceBook | None = None,
-    issuer: InvoiceIssuer | None = None,
-    labels: Iterable[str] = (),
+    listing: ChargeListing | None = None,
     watched: str = "",
 ) -> Report:
     """The report of [start_ms, end_ms).
 
     team None: of the whole cluster.
     book_before: the price book of the statement of the month before, if it is another one.
-    issuer: the party that charges, for formats that list every charge.
-    labels: the exported labels, which such formats list.
+    listing: for formats that list every charge.
     watched: as in `queue_waits`.
 
     Raises ValueError for an empty span or an unknown time zone."""
     readings = read_data(ledger, book, start_ms, end_ms, timezone, (team,), book_before, booked=booked, watched=watched)
-    details = Details.asked(ledger, book, start_ms, end_ms, timezone, issuer, labels) if issuer is not None else None
+    details = None if listing is None else Details.asked(ledger, book, start_ms, end_ms, timezone, listing)
     return made_of(readings, team=team, details=details)
 
 
@@ -612,24 +610,22 @@ def report(
     *,
     month: Month | None = None,
     team: str | None = None,
-    issuer: InvoiceIssuer | None = None,
+    listing: ChargeListing | None = None,
     invoiced_by: InvoiceIssuer | None = None,
-    labels: Iterable[str] = (),
     watched: str = "",
 ) -> Report:
     """Reads and builds the report of a span.
 
     month: the accountant's month that the span is, or begins; if it is closed, the report uses its statement.
-    issuer: the party that charges, for formats that list every charge.
-    labels: the exported labels, which such formats list.
-    invoiced_by: the same, if the report of a team is its invoice.
+    listing: for formats that list every charge.
+    invoiced_by: the party that charges, if the report of a team is its invoice.
     watched: as in `queue_waits`."""
     # The report compares with the span before, so rows of both may be needed.
     with ledger.moment(span_before(start_ms, end_ms, zone(timezone))[0], end_ms) as moment:
         found = _read(moment, books, start_ms, end_ms, timezone, month, (team,), watched=watched)
         details = None
-        if issuer is not None:
-            details = Details.asked(moment, found.book, start_ms, end_ms, timezone, issuer, labels)
+        if listing is not None:
+            details = Details.asked(moment, found.book, start_ms, end_ms, timezone, listing)
     return made_of(found, team=team, details=details, invoiced_by=invoiced_by)
 
 

@@ -44,6 +44,14 @@ _KEY_DIGITS = 24
 _NOT_SET: Final = frozenset({"", IDLE, UNASSIGNED})
 
 
+class ChargeListing(NamedTuple):
+    """What a list of every charge says beside them. issuer: the party that charges. labels: the exported labels, which
+    become tags."""
+
+    issuer: InvoiceIssuer
+    labels: Sequence[str]
+
+
 @dataclass(frozen=True, slots=True)
 class Details:
     """The data that FOCUS files need in addition to the report.
@@ -64,14 +72,13 @@ class Details:
         start_ms: int,
         end_ms: int,
         timezone: str,
-        issuer: InvoiceIssuer,
-        labels: Iterable[str] = (),
+        listing: ChargeListing,
     ) -> Details:
-        """Reads the data for [start_ms, end_ms) from the ledger. labels: the exported labels, which become tags."""
+        """Reads the data for [start_ms, end_ms) from the ledger."""
         rows = {price.id: price for price in book.prices} if book is not None else {}
-        dimensions = tuple(map(label_dimension, sorted(labels)))
+        dimensions = tuple(map(label_dimension, sorted(listing.labels)))
         found = bills(ledger, book, start_ms, end_ms, (*BY, *dimensions), timezone)
-        return cls(tuple(found), rows, issuer, dimensions)
+        return cls(tuple(found), rows, listing.issuer, dimensions)
 
 
 class ChargeUse(NamedTuple):

@@ -29,6 +29,7 @@ from accountant.exports.protocol import SEAM, ExportPlugin
 from accountant.ledger.protocols import Facts, NamespaceFacts
 from accountant.prices.price_book import PriceBook
 from accountant.reports.report_builder import Report, build
+from accountant.reports.statement_line_charges import ChargeListing
 from accountant.storage.duckdb_ledger import open_ledger
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
 from gputally.base.clock import VirtualClock
@@ -68,7 +69,7 @@ class Reports:
 @cache
 def reports(charges: bool) -> Reports:
     """The reports, with every charge of their month if `charges`."""
-    book, issuer = PriceBook.model_validate(_BOOK), InvoiceIssuer() if charges else None
+    book, listing = PriceBook.model_validate(_BOOK), ChargeListing(InvoiceIssuer(), ()) if charges else None
     clock = VirtualClock(END_MS + MS_PER_DAY)
     with tempfile.TemporaryDirectory() as folder:
         ledger = open_ledger(Path(folder) / "ledger.duckdb", clock)
@@ -80,10 +81,10 @@ def reports(charges: bool) -> Reports:
                 raise receipt
             with ledger.moment(START_MS - (END_MS - START_MS), END_MS) as moment:
                 return Reports(
-                    month=build(moment, book, START_MS, END_MS, issuer=issuer),
-                    team=build(moment, book, START_MS, END_MS, team="vision", issuer=issuer),
-                    unpriced=build(moment, None, START_MS, END_MS, issuer=issuer),
-                    empty=build(moment, book, END_MS, END_MS + 30 * MS_PER_DAY, issuer=issuer),
+                    month=build(moment, book, START_MS, END_MS, listing=listing),
+                    team=build(moment, book, START_MS, END_MS, team="vision", listing=listing),
+                    unpriced=build(moment, None, START_MS, END_MS, listing=listing),
+                    empty=build(moment, book, END_MS, END_MS + 30 * MS_PER_DAY, listing=listing),
                     days=build(moment, book, START_MS, START_MS + 5 * MS_PER_DAY),
                 )
         finally:

@@ -36,6 +36,7 @@ from accountant.lake.iceberg_catalog import Catalogue
 from accountant.ledger.protocols import Retirement
 from accountant.reports import report_builder
 from accountant.reports.report_builder import Report
+from accountant.reports.statement_line_charges import ChargeListing
 from accountant.wire.policy_models import Policy
 from agent.wire import Batch
 from fairshare.controller.control_loop import ALONE, Controller
@@ -144,7 +145,7 @@ class Running:
         month, settings = Month.parse(MONTH), self.service.settings
         return report_builder.report(
             self.service.ledger, self.service.books, *month.span(settings.zone), settings.timezone, month=month,
-            team=team, issuer=settings.issuer,
+            team=team, listing=ChargeListing(settings.issuer, settings.exported_labels),
         )  # fmt: skip
 
     def due(self, team: str | None = None) -> dict[str, Decimal]:

@@ -26,6 +26,7 @@ from accountant.lake.publisher import Published
 from accountant.ledger.protocols import Facts
 from accountant.prices.price_book import Billing, Commitment, IdlePolicy, PriceBook
 from accountant.reports import focus_charge_rows, report_builder
+from accountant.reports.statement_line_charges import ChargeListing
 from accountant.wire.usage_cost_and_job_models import Dimension
 from agent.wire import Holder
 from tests.hypothesis_examples import examples
@@ -329,8 +330,8 @@ def test_a_closed_month_that_a_failed_run_did_not_tag_is_tagged_by_another_proce
 def test_the_charges_of_a_month_are_those_of_the_export_and_add_up_to_what_is_due(ended):
     begin, end = SEPTEMBER.span(ended.settings.zone)
     report = report_builder.report(
-        ended.ledger, ended.books, begin, end, ended.settings.timezone, month=SEPTEMBER, issuer=ended.settings.issuer,
-        labels=ended.settings.exported_labels,
+        ended.ledger, ended.books, begin, end, ended.settings.timezone, month=SEPTEMBER,
+        listing=ChargeListing(ended.settings.issuer, ended.settings.exported_labels),
     )  # fmt: skip
     exported = {row["x_ChargeKey"]: row for row in focus_charge_rows.rows(report, focus_charge_rows.charges(report))}
     published_rows = {row["x_ChargeKey"]: row for row in rows(ended, tables.FOCUS) if row["month"] == "2026-09"}

@@ -12,6 +12,7 @@ from accountant.core.settings import InvoiceIssuer
 from accountant.ledger.protocols import EpochReport, JobKey, QueuedPod
 from accountant.prices.price_book import PriceBook
 from accountant.reports.report_builder import MonthBooks, Report, build
+from accountant.reports.statement_line_charges import ChargeListing
 from accountant.wire.policy_models import Policy
 from agent.wire import PodFacts
 from gputally.base.money import exact_sum
@@ -148,5 +149,6 @@ def charged(end_ms: int = END_MS) -> Report:
     extra = replace(credit, id="2026-10-A2", team="teaching", amount=Decimal("12.00"), reason="lab course")
     return build(
         charged_ledger(), charged_book(), START_MS, end_ms,
-        booked=MonthBooks(beside=replace(about, adjustments=(credit, extra))), issuer=InvoiceIssuer(host="ACME DC1"),
+        booked=MonthBooks(beside=replace(about, adjustments=(credit, extra))),
+        listing=ChargeListing(InvoiceIssuer(host="ACME DC1"), ()),
     )  # fmt: skip

@@ -26,6 +26,7 @@ from accountant.exports.zip_archive import unpack
 from accountant.prices.price_book import PriceBook
 from accountant.reports.focus_charge_rows import COST_AND_USAGE
 from accountant.reports.report_builder import MonthBooks, Report, build
+from accountant.reports.statement_line_charges import ChargeListing
 from gputally.base.money import exact_sum
 from tests.billing.usage_rows import HOUR_MS, held, price_book, unheld
 from tests.fakes.list_ledger import ListLedger
@@ -192,7 +193,7 @@ def test_notes_have_names_as_they_are_written() -> None:
     ledger = sample_month.charged_ledger()
     ledger.add(held("2026-10-02", "2026-10-03", 8, team="Föhn", cluster="prod", pod="late-0"))
     span = sample_month.START_MS, sample_month.END_MS
-    report = build(ledger, sample_month.charged_book(), *span, issuer=InvoiceIssuer())
+    report = build(ledger, sample_month.charged_book(), *span, listing=ChargeListing(InvoiceIssuer(), ()))
     assert '"Föhn": ' in unpack(written("focus", report))["notes.json"].decode()
 
 
@@ -221,7 +222,7 @@ def test_a_closed_month_is_closed_and_its_kept_lines_rule() -> None:
     late.rows = [row for row in late.rows if row.names.get("team") != "teaching"]
     report = build(
         late, sample_month.charged_book(), sample_month.START_MS, sample_month.END_MS,
-        booked=MonthBooks(kept, period="published"), issuer=InvoiceIssuer(),
+        booked=MonthBooks(kept, period="published"), listing=ChargeListing(InvoiceIssuer(), ()),
     )  # fmt: skip
     rows = read(report)
     assert exact_sum(number(row["BilledCost"]) for row in rows) == exact_sum(kept.charged.values())
@@ -254,7 +255,9 @@ def test_columns_stand_in_order_with_our_own_last() -> None:
 def test_no_cell_is_a_formula(name: str) -> None:
     names = dict.fromkeys(("team", "namespace", "job", "pod", "user", "cluster", "pool"), name)
     row = held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names)
-    report = sample_month.october(row, booked=MonthBooks(beside=sample_month.beside()), issuer=InvoiceIssuer(name=name))
+    report = sample_month.october(
+        row, booked=MonthBooks(beside=sample_month.beside()), listing=ChargeListing(InvoiceIssuer(name=name), ())
+    )
     for rows in (read(report), read(report, "invoice_detail.csv"), read(report, "billing_period.csv")):
         for row in rows:
             for column, cell in row.items():
@@ -275,14 +278,14 @@ def test_what_has_no_focus_form_says_so(start: str, end: str, book: PriceBook | 
     span = (Month.parse(start[:7]).span(tz)[0], Month.parse(end[:7]).span(tz)[0])
     if start[-2:] != "01":
         span = span[0] + 4 * sample_month.DAY_MS, span[0] + 11 * sample_month.DAY_MS
-    report = build(ListLedger(), book, *span, issuer=InvoiceIssuer())
+    report = build(ListLedger(), book, *span, listing=ChargeListing(InvoiceIssuer(), ()))
     for form in ("focus", "focus-1.2"):
         with pytest.raises(CannotRender, match=words):
             written(form, report)
 
 
 def test_an_empty_month_has_its_headings() -> None:
-    report = sample_month.october(issuer=InvoiceIssuer())
+    report = sample_month.october(listing=ChargeListing(InvoiceIssuer(), ()))
     assert read(report) == []
     assert notes(report)["charges"] == 0
 
@@ -318,5 +321,12 @@ def test_whatever_was_used_the_charges_are_the_statement(ledger: ListLedger, idl
     book = PriceBook.model_validate({**plain.model_dump(by_alias=True), "billing": {"idle": {"unallocated": idle}}})
     span = Month(2026, 10).span(zone(timezone))
     check_sums(
-        build(ledger, book, *span, timezone, booked=MonthBooks(beside=sample_month.beside()), issuer=InvoiceIssuer())
+        build(
+            ledger,
+            book,
+            *span,
+            timezone,
+            booked=MonthBooks(beside=sample_month.beside()),
+            listing=ChargeListing(InvoiceIssuer(), ()),
+        )
     )
