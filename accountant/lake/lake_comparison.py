@@ -21,7 +21,7 @@ from accountant.lake import tables
 from accountant.lake.engines.protocol import Engine
 from accountant.lake.iceberg_catalog import namespace_of
 from accountant.lake.lake_ledger import every_column
-from accountant.ledger.protocols import Ledger, Moment
+from accountant.ledger.protocols import Moment, ReadableLedger
 from accountant.prices.price_book import PriceBook
 
 _ACCOUNTS: Final = tables.ACCOUNT_COLUMNS[:6]
@@ -41,7 +41,7 @@ class LakeComparison:
 
 
 def compare_days(
-    ledger: Ledger,
+    ledger: ReadableLedger,
     engine: Engine,
     name: str,
     days: Sequence[tuple[date, PriceBook | None]],

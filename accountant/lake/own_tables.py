@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import structlog
 
@@ -19,9 +19,21 @@ from accountant.core.periods import utc
 from accountant.lake import tables
 from accountant.lake.iceberg_catalog import Catalogue, namespace_of
 from accountant.lake.lake_ledger import readable
-from accountant.ledger.journal import Act, ActKind, NewAct, record
-from accountant.storage.duckdb_ledger import DuckLedger
+from accountant.ledger.journal import Act, ActKind, Journal, NewAct, record
+from accountant.ledger.protocols import ReadableLedger
 from gputally.base.clock import Clock
+
+
+class OwnLedger(ReadableLedger, Journal, Protocol):
+    """A ledger that is published: a reader of moments that takes acts, and knows what has arrived."""
+
+    def outboxes(self) -> Mapping[tuple[str, str, str], int]:
+        """How far every outbox's records are committed, by (cluster, node, epoch). No number ever falls."""
+        ...
+
+    def require_present(self, now_ms: int) -> None:
+        """Raises LedgerUnavailable if `now_ms` may not be the present time."""
+        ...
 
 
 class OwnTables:
@@ -32,7 +44,7 @@ class OwnTables:
     alone: only one thread writes or removes."""
 
     def __init__(
-        self, ledger: DuckLedger, name: str, warehouse: str, clock: Clock, connect: Callable[[], Catalogue]
+        self, ledger: OwnLedger, name: str, warehouse: str, clock: Clock, connect: Callable[[], Catalogue]
     ) -> None:
         self._ledger, self._clock, self._connect = ledger, clock, connect
         self.name, self._warehouse = name, warehouse

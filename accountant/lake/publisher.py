@@ -27,13 +27,12 @@ from accountant.lake import tables
 from accountant.lake.duckdb_engine import DuckDbEngine
 from accountant.lake.iceberg_catalog import Catalogue, Removed, rows_where
 from accountant.lake.lake_comparison import LakeComparison, compare_charges, compare_days, hours_are_stated
-from accountant.lake.own_tables import OwnTables
+from accountant.lake.own_tables import OwnLedger, OwnTables
 from accountant.lake.register_rows import registers
 from accountant.lake.table_rows import DayRows, day_rows, focus_rows, instant, line_rows, statement_row
 from accountant.prices.price_book import PriceBook
 from accountant.reports import report_builder
 from accountant.reports.statement_line_charges import ChargeListing
-from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.wire.usage_cost_and_job_models import label_dimension
 from gputally.base.clock import Clock
 from gputally.base.version import __version__
@@ -58,7 +57,7 @@ class Publisher:
 
     def __init__(
         self,
-        ledger: DuckLedger,
+        ledger: OwnLedger,
         books: Bookkeeper,
         settings: Settings,
         clock: Clock,

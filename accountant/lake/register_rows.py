@@ -12,9 +12,9 @@ import msgspec
 from accountant.bookkeeping.price_book_versions import PriceBooks
 from accountant.core.periods import Month, local_date
 from accountant.lake import tables
+from accountant.lake.own_tables import OwnLedger
 from accountant.lake.table_rows import instant
-from accountant.ledger.protocols import NodeFacts
-from accountant.storage.duckdb_ledger import DuckLedger
+from accountant.ledger.protocols import NodeFacts, ReadableLedger
 from agent.wire import PodFacts
 
 Rows = list[dict[str, Any]]
@@ -23,7 +23,7 @@ _EVERY_DECISION: Final = 10**9
 
 
 def registers(
-    ledger: DuckLedger, prices: PriceBooks, name: str, timezone: ZoneInfo
+    ledger: OwnLedger, prices: PriceBooks, name: str, timezone: ZoneInfo
 ) -> Iterator[tuple[tables.LakeTable, str, Rows]]:
     """Each register, the column that divides it into parts ("": one part), and its rows."""
     yield tables.POLICIES, "", [
@@ -68,7 +68,7 @@ def registers(
     yield tables.DECISIONS, "day", _decisions(ledger, name, timezone)
 
 
-def _nodes(ledger: DuckLedger) -> Iterator[NodeFacts]:
+def _nodes(ledger: ReadableLedger) -> Iterator[NodeFacts]:
     """Also the nodes that no inventory lists, of which there are records or an agent's report alone."""
     status = ledger.status()
     facts_of, agents = {(node.cluster, node.name): node for node in status.nodes}, status.agents
@@ -87,7 +87,7 @@ def _prices(prices: PriceBooks, name: str) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def _pods(ledger: DuckLedger, name: str, timezone: ZoneInfo) -> Rows:
+def _pods(ledger: ReadableLedger, name: str, timezone: ZoneInfo) -> Rows:
     with ledger.moment() as moment:
         pods = list(moment.pods(0, _FAR_MS, placed=True))
     return [
@@ -106,7 +106,7 @@ def _pods(ledger: DuckLedger, name: str, timezone: ZoneInfo) -> Rows:
     ]  # fmt: skip
 
 
-def _decisions(ledger: DuckLedger, name: str, timezone: ZoneInfo) -> Rows:
+def _decisions(ledger: ReadableLedger, name: str, timezone: ZoneInfo) -> Rows:
     with ledger.moment() as moment:
         decisions = moment.decisions(0, _FAR_MS, _EVERY_DECISION)
     return [
