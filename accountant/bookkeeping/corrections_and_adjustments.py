@@ -36,7 +36,7 @@ from accountant.billing.statements import Adjustment, Correction, StatementLine,
 from accountant.billing.usage_pricing import charges_by_grouping
 from accountant.bookkeeping.month_closing import CannotClose
 from accountant.core.periods import Month, utc
-from accountant.ledger.protocols import Ledger, Moment
+from accountant.ledger.protocols import Moment, ReadableLedger
 from accountant.ledger.usage import PRICED_BY
 from accountant.prices.price_book import PriceBook, Share
 from accountant.wire.policy_models import IDLE
@@ -305,7 +305,7 @@ def credit_lines(ledger: Moment, book: PriceBook, span: NodeSpan, timezone: str)
     return [CreditLine(team, gpu_us, cost, amounts[team].amount) for team, (gpu_us, cost) in sorted(billed.items())]
 
 
-def cluster_of(ledger: Ledger, node: str, start_ms: int, end_ms: int) -> str:
+def cluster_of(ledger: ReadableLedger, node: str, start_ms: int, end_ms: int) -> str:
     """The cluster with a node of that name in the span. Raises ValueError if there is none, or several."""
     span = start_ms, end_ms
     with ledger.moment(*span) as moment:

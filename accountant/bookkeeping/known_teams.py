@@ -8,7 +8,7 @@ import structlog
 
 from accountant.bookkeeping.month_closing import ClosedMonths
 from accountant.core.periods import local_date, zone
-from accountant.ledger.protocols import Ledger
+from accountant.ledger.protocols import ReadableLedger
 from accountant.wire.policy_models import IDLE, UNASSIGNED
 from gputally.base.clock import Clock
 from gputally.base.instants import midnight_ms
@@ -21,7 +21,7 @@ class KnownTeams:
     timezone: the time zone of the months.
     books: returns the state after all acts."""
 
-    def __init__(self, ledger: Ledger, clock: Clock, timezone: str, books: Callable[[], ClosedMonths]) -> None:
+    def __init__(self, ledger: ReadableLedger, clock: Clock, timezone: str, books: Callable[[], ClosedMonths]) -> None:
         self._ledger, self._clock, self._zone, self._books = ledger, clock, zone(timezone), books
 
     def known(self) -> frozenset[str]:

@@ -52,7 +52,7 @@ from accountant.api import query_parameters
 from accountant.api.query_parameters import bounded
 from accountant.core.settings import KaiUsage, Limits
 from accountant.core.window_decay import age_weight
-from accountant.ledger.protocols import Ledger
+from accountant.ledger.protocols import ReadableLedger
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import Policy, QueuePolicy, UsageWindow, WindowSpec
 from gputally.base.called_off import CalledOff
@@ -313,7 +313,7 @@ class KaiUsageSource:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: ReadableLedger,
         clock: Clock,
         settings: KaiUsage,
         metrics: KaiMetrics,

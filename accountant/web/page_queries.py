@@ -31,7 +31,7 @@ from accountant.core import periods
 from accountant.core.claim_overlap import Span
 from accountant.core.errors import UnsupportedQuestion
 from accountant.core.periods import Month
-from accountant.ledger.protocols import GpuOwnership, Ledger, Moment
+from accountant.ledger.protocols import GpuOwnership, Moment, ReadableLedger
 from accountant.ledger.usage import EarlierSpan, Where
 from accountant.reports import figure_formatting, node_list, report_builder
 from accountant.reports.node_list import Machine
@@ -84,7 +84,7 @@ class CurrentDemand:
     demand: KnownDemand
 
 
-def records(ledger: Ledger, at_ms: int, queues: Iterable[str] = ()) -> list[Decision]:
+def records(ledger: ReadableLedger, at_ms: int, queues: Iterable[str] = ()) -> list[Decision]:
     """The newest records of the controller's cycles until an instant, and the newest weights of these queues, for
     `decision_text.shares`."""
     since, found = at_ms - _LOOK_BACK_MS, []

@@ -21,7 +21,7 @@ from accountant.bookkeeping.act_contents import booked_by
 from accountant.core.periods import Month, zone
 from accountant.core.record_age import is_old
 from accountant.ledger.journal import Acts
-from accountant.ledger.protocols import Ledger, Moment, QueuedPod
+from accountant.ledger.protocols import Moment, QueuedPod, ReadableLedger
 from accountant.ledger.usage import ACCOUNTS, PRICED_BY, START_UP
 from accountant.prices.price_book import PriceBook
 from accountant.reports.report_breakdowns import AccountRow, share
@@ -280,7 +280,7 @@ def burn_per_hour(
     return spent * MS_PER_HOUR / (end_ms - start_ms), unpriced_us(parts)
 
 
-def month_so_far(ledger: Ledger, book: PriceBook | None, at_ms: int, timezone: str) -> MonthSoFar:
+def month_so_far(ledger: ReadableLedger, book: PriceBook | None, at_ms: int, timezone: str) -> MonthSoFar:
     """The current month of every team that held GPUs or pays for anything, the largest first. The amounts are those of
     a statement up to now."""
     month = Month.of(at_ms - 1, zone(timezone))
