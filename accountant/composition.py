@@ -47,7 +47,7 @@ from accountant.core.settings import Settings
 from accountant.inventory.inventory_file import MergedInventory, YamlInventory
 from accountant.inventory.kubernetes_inventory import ClusterInventory
 from accountant.inventory.node_facts_and_downtime import Calendar
-from accountant.ledger.protocols import Inventory
+from accountant.ledger.protocols import Inventory, policy_at
 from accountant.notifications.dispatcher import Dispatcher
 from accountant.notifications.subscriptions import DeliveriesFile
 from accountant.prices import price_book as prices
@@ -404,7 +404,7 @@ class Service:
         """Queries the windows of a policy once after it came into force, so that the ledger caches them. Raises
         AccountantError."""
         now = self._clock.wall_ms()
-        version = background_tasks.in_force(self.ledger, now)
+        version = policy_at(self.ledger.status(), now)
         if version is not None and version.version != self._warmed:
             self._warmed = version.version
             background_tasks.warm(self.ledger, version.policy, self.book(), now)

@@ -39,7 +39,7 @@ from accountant.core.errors import BadBatch, OverQuota
 from accountant.core.import_epochs import is_import, source_of
 from accountant.history_import.import_run import IMPORTING, ImportedChunk, Source, imported_chunks
 from accountant.ledger.journal import NewAct
-from accountant.ledger.protocols import Facts, ImportSpan, Receipt
+from accountant.ledger.protocols import Facts, ImportSpan, Receipt, policy_at
 from accountant.runtime.ingest import decode, with_short_stops
 from accountant.storage.write.batch_admission import fact_fault
 from accountant.wire.policy_models import Decision, DecisionKind, Policy, PolicyVersion
@@ -360,13 +360,11 @@ def put_policy(
 @policy_router.get("/v1/policy", summary="The policy in force", responses=refuses("not-found"))
 def current_policy(response: Response, deps: AppDeps, principal: Reader) -> PolicyVersion:
     require_all_teams(principal)
-    versions = every_policy(deps)
-    now = deps.clock.wall_ms()
-    in_force = [version for version in versions if version.effective_ms <= now] or versions[:1]
-    if not in_force:
+    version = policy_at(deps.ledger.status(), deps.clock.wall_ms())
+    if version is None:
         raise Refusal("not-found", "no policy is in force yet: PUT /v1/policy sends one")
-    response.headers["ETag"] = f'"{in_force[-1].version}"'
-    return in_force[-1]
+    response.headers["ETag"] = f'"{version.version}"'
+    return version
 
 
 @policy_router.get("/v1/policy/versions", summary="Every policy that was in force", responses=refuses())

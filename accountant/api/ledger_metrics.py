@@ -27,7 +27,7 @@ from accountant.billing.charge import ALLOCATED, Charge, quantify
 from accountant.billing.usage_pricing import charges, cost
 from accountant.core.periods import Month
 from accountant.core.settings import Settings
-from accountant.ledger.protocols import MOST_QUARANTINED, Moment, NodeFacts
+from accountant.ledger.protocols import MOST_QUARANTINED, Moment, NodeFacts, policy_at
 from accountant.ledger.usage import ACCOUNTS, coverage
 from accountant.prices.price_book import PriceBook
 from accountant.runtime.job_and_task_metrics import CachingCollector
@@ -214,8 +214,8 @@ class LedgerCollector(CachingCollector):
         zone = self._settings.timezone
         with self._ledger.moment(min(start, settled - MS_PER_HOUR), settled) as moment:
             status = moment.status()
-            policies = status.policies(settled, settled + 1)
-            policy = policies[-1].policy if policies else None
+            version = policy_at(status, settled)
+            policy = None if version is None else version.policy
             yield from self._month(moment, start, settled)
             yield from families(moment, self._book(), settled, zone)
             yield of_nodes(status.nodes, now_ms)

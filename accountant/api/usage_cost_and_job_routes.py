@@ -57,7 +57,7 @@ from accountant.core.errors import UnsupportedQuestion
 from accountant.core.periods import Month
 from accountant.core.record_age import BURN_MS, SETTLE_MS
 from accountant.core.window_decay import bounds
-from accountant.ledger.protocols import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey, Moment
+from accountant.ledger.protocols import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey, Moment, policy_at
 from accountant.ledger.usage import EarlierSpan, coverage
 from accountant.reports.figure_formatting import age_note
 from accountant.wire import window_decays
@@ -224,8 +224,8 @@ def _check_cost(deps: Deps, spec: WindowSpec, span: QuerySpan, cluster: str | No
     reason = query_parameters.refusal(deps.ledger, most, span, clusters=() if cluster is None else (cluster,))
     if not reason:
         return
-    policies = deps.ledger.status().policies(span.end_ms, span.end_ms + 1)
-    if any(_unweighted(version.policy.window) == _unweighted(spec) for version in policies):
+    version = policy_at(deps.ledger.status(), span.end_ms)
+    if version is not None and _unweighted(version.policy.window) == _unweighted(spec):
         return
     raise invalid("size", f"the window has {reason}, or for the window of the policy in force")
 
@@ -309,12 +309,12 @@ def budgets(deps: AppDeps, principal: Reader) -> list[BudgetState]:
     """Returns the budgets of the current month, in the policy's order. A caller that may see only some teams gets their
     budgets."""
     now, settings = deps.clock.wall_ms(), deps.settings
-    policies = deps.ledger.status().policies(now, now + 1)
-    if not policies:
+    version = policy_at(deps.ledger.status(), now)
+    if version is None:
         return []
     month = Month.of(now, settings.zone)
     with deps.ledger.moment(month.span(settings.zone)[0], now) as moment:
-        budget_states = states(moment, deps.book(), policies[-1].policy, month, now, settings.timezone)
+        budget_states = states(moment, deps.book(), version.policy, month, now, settings.timezone)
     return [state for state in budget_states if principal.teams is None or state.team in principal.teams]
 
 
@@ -332,11 +332,11 @@ def guarantees(deps: AppDeps, principal: Reader) -> GuaranteesAnswer:
     with deps.ledger.moment(end - BURN_MS, end) as moment:
         span = moment.status().recent_span(end, BURN_MS)
         whole = moment.usage(span, ())
-        versions = moment.status().policies(span[1] - 1, span[1])[-1:]
+        version = policy_at(moment.status(), span[1] - 1)
         rows: tuple[QueueGuarantee, ...] = ()
-        if versions:
-            by: tuple[Dimension, ...] = ("queue", *quota_usage.ModelSpans.of(versions, *span).dimensions)
-            rows = quota_usage.guarantees(versions[0], moment.usage(span, by, None, deps.settings.timezone), *span)
+        if version is not None:
+            by: tuple[Dimension, ...] = ("queue", *quota_usage.ModelSpans.of([version], *span).dimensions)
+            rows = quota_usage.guarantees(version, moment.usage(span, by, None, deps.settings.timezone), *span)
     accounts = whole.sum_of_accounts()
     serving = quota_usage.gpus(accounts.total - accounts.down, (span[1] - span[0]) * US_PER_MS)
     teams = principal.teams

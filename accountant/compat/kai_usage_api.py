@@ -52,7 +52,7 @@ from accountant.api import query_parameters
 from accountant.api.query_parameters import bounded
 from accountant.core.settings import KaiUsage, Limits
 from accountant.core.window_decay import age_weight
-from accountant.ledger.protocols import ReadableLedger
+from accountant.ledger.protocols import ReadableLedger, policy_at
 from accountant.prices.price_book import PriceBook
 from accountant.wire.policy_models import Policy, QueuePolicy, UsageWindow, WindowSpec
 from gputally.base.called_off import CalledOff
@@ -407,8 +407,8 @@ class KaiUsageSource:
         spec = WindowSpec(kind="sliding", size=question.window_s, half_life=question.half_life_s)
         try:
             status = self._ledger.status()
-            policies = status.policies(at_ms, at_ms + 1)
-            if not policies:
+            version = policy_at(status, at_ms)
+            if version is None:
                 raise QueryRefused(
                     503,
                     "unavailable",
@@ -434,7 +434,7 @@ class KaiUsageSource:
         except AccountantError as error:
             raise QueryRefused(503, "unavailable", str(error)) from error
         age_s = (at_ms - watermark) / MS_PER_SECOND if watermark is not None else float("inf")
-        return _CachedWindow(window, policies[-1].policy, state, age_s)
+        return _CachedWindow(window, version.policy, state, age_s)
 
 
 def create_app(source: KaiUsageSource) -> FastAPI:

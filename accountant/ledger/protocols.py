@@ -584,6 +584,11 @@ class Status(JournalStatus, Protocol):
         ...
 
 
+def policy_at(status: Status, at_ms: int) -> PolicyVersion | None:
+    """The policy in force at an instant; None without a policy."""
+    return next(reversed(status.policies(at_ms, at_ms + 1)), None)
+
+
 @dataclass(frozen=True, slots=True)
 class QueuedPod:
     """A pod, with the team and the queue that it had when it was created."""

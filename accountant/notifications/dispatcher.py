@@ -26,7 +26,7 @@ from accountant.core.periods import Month, local_date
 from accountant.core.settings import Settings
 from accountant.exports.protocol import exports
 from accountant.ledger import journal
-from accountant.ledger.protocols import Ledger
+from accountant.ledger.protocols import Ledger, policy_at
 from accountant.notifications import messages, subscriptions, triggers
 from accountant.notifications.subscriptions import DeliveriesFile, Delivery, Destination, Outcome
 from accountant.notifications.triggers import Anomaly, DueMessage, ReportDue, TeamDay
@@ -182,10 +182,10 @@ class Dispatcher:
 
     def _budgets_of(self, month: Month, now_ms: int) -> list[BudgetState]:
         at = min(now_ms, month.span(self._tz)[1] - 1)
-        policies = self._ledger.status().policies(at, at + 1)
-        if not policies:
+        policy = policy_at(self._ledger.status(), at)
+        if policy is None:
             return []
-        policy, book = policies[-1], self._books.prices.current
+        book = self._books.prices.current
 
         def states() -> list[BudgetState]:
             with self._ledger.moment(month.span(self._tz)[0], now_ms) as moment:

@@ -22,10 +22,11 @@ from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.errors import LedgerFailed
 from accountant.core.settings import Settings
 from accountant.ledger.journal import Act, ActKind
+from accountant.ledger.protocols import ReadableLedger
 from accountant.prices.price_book import PriceBook
 from accountant.storage.backups import KeptBackups
 from accountant.storage.duckdb_ledger import DuckLedger
-from accountant.wire.policy_models import Policy, PolicyVersion
+from accountant.wire.policy_models import Policy
 from gputally.base.background_tasks import PATIENCE_S, BackgroundTask, BackgroundTasks, error_summary
 from gputally.base.called_off import CalledOff, Work, make_current
 from gputally.base.clock import Clock
@@ -294,12 +295,7 @@ def _log_failure(log: structlog.stdlib.BoundLogger, event: str, what: str, error
         log.error(event, what=what, reason=error_summary(error), exc_info=error)
 
 
-def in_force(ledger: DuckLedger, now_ms: int) -> PolicyVersion | None:
-    """The policy in force, whose window the controller queries; None if there is none."""
-    return next(reversed(ledger.status().policies(now_ms, now_ms + 1)), None)
-
-
-def warm(ledger: DuckLedger, policy: Policy, book: PriceBook | None, now_ms: int) -> None:
+def warm(ledger: ReadableLedger, policy: Policy, book: PriceBook | None, now_ms: int) -> None:
     """Queries the windows that controllers will query, for everything and for each cluster: up to this minute, and up
     to the newest record.
 

@@ -28,7 +28,8 @@ from accountant.billing.usage_pricing import charges
 from accountant.core import periods
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import Days, Month
-from accountant.ledger.protocols import GpuHealth, Moment, of_holders
+from accountant.ledger.protocols import GpuHealth, Moment, of_holders, policy_at
+from accountant.ledger.team_assignment import policies_between
 from accountant.ledger.usage import HELD, Where
 from accountant.prices.price_book import PriceBook
 from accountant.reports import charts, figure_formatting, node_list, report_breakdowns, savings_hints, week_parts
@@ -375,7 +376,7 @@ def _deserved(
 ) -> float:
     """The GPUs that the queues deserve at an instant, by the policy in force, as far as the reader may see their
     teams."""
-    in_force = [version for version in policies if version.effective_ms <= at_ms] or policies[:1]
+    in_force = policies_between(policies, at_ms, at_ms + 1)
     if not in_force:
         return 0.0
     policy: Policy = in_force[-1].policy
@@ -390,8 +391,10 @@ def _deserved(
 def _budgets(moment: Moment, book: PriceBook | None, asked: GroupQuestion) -> tuple[BudgetState, ...]:
     if asked.by not in ("team", "queue"):
         return ()
-    policy = moment.status().policies(asked.end_ms - 1, asked.end_ms)[-1].policy
-    found = []
+    version = policy_at(moment.status(), asked.end_ms - 1)
+    if version is None:
+        return ()
+    found, policy = [], version.policy
     for state in states(moment, book, policy, asked.month, asked.end_ms, asked.timezone):
         team = state.team or policy.team_of(state.queue)
         is_asked = state.queue == asked.value if asked.by == "queue" else team == asked.value

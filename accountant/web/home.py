@@ -15,7 +15,7 @@ from accountant.billing.displayed_costs import displayed_costs
 from accountant.core import periods
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import Month
-from accountant.ledger.protocols import Moment
+from accountant.ledger.protocols import Moment, policy_at
 from accountant.ledger.usage import ACCOUNTS, HELD, added
 from accountant.prices.price_book import PriceBook
 from accountant.reports import figure_formatting
@@ -168,7 +168,7 @@ def figures(ledger: Moment, book: PriceBook | None, at_ms: int, now: Span, timez
     day_before, day = (added(line.accounts_gpu_us for line in part) for part in parts[1:])
     # A day of which records begin in the midst is not compared with a whole one.
     both = day_before.is_known and day.is_known and ledger.status().extent[0] <= day_before_ms
-    policies = ledger.status().policies(at_ms - 1, at_ms)
+    version = policy_at(ledger.status(), at_ms - 1)
     month = Month.of(at_ms - 1, periods.zone(timezone))
     series, nodes = _cells(ledger, now, timezone)
     return Home(
@@ -178,7 +178,7 @@ def figures(ledger: Moment, book: PriceBook | None, at_ms: int, now: Span, timez
         changes=tuple(changes[:MOST_CHANGES]) if both else None,
         costs=_costs(ledger, book, (since_ms, at_ms), timezone) if book is not None else None,
         currency=book.currency if book is not None else None,
-        budgets=tuple(states(ledger, book, policies[-1].policy, month, at_ms, timezone)) if policies else (),
+        budgets=() if version is None else tuple(states(ledger, book, version.policy, month, at_ms, timezone)),
         series=series,
         nodes=tuple(nodes[:MOST_NODES]),
         more_nodes=max(0, len(nodes) - MOST_NODES),

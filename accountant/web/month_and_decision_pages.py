@@ -38,7 +38,7 @@ from accountant.core import periods
 from accountant.core.periods import Month
 from accountant.core.record_age import is_old
 from accountant.exports.protocol import CSV, downloads, file_name
-from accountant.ledger.protocols import Hole, JobKey, Moment, Quarantined
+from accountant.ledger.protocols import Hole, JobKey, Moment, Quarantined, policy_at
 from accountant.reports import charts, figure_formatting, html_page, report_builder
 from accountant.reports.figure_formatting import silent_clusters
 from accountant.web import home, page_queries, page_rows
@@ -402,9 +402,11 @@ def pages_of_queues(deps: Deps, *, team: str = "", queue: str = "") -> list[tupl
     if deps.settings.controller_pages is None:
         return []
     at, base = deps.clock.wall_ms(), site(deps.settings.controller_pages)
-    policies = deps.ledger.status().policies(at - 1, at)
-    names = [one.name for one in policies[-1].policy.queues] if policies else []
-    found = [name for name in names if name == queue or (team and policies[-1].policy.team_of(name) == team)]
+    version = policy_at(deps.ledger.status(), at - 1)
+    if version is None:
+        return []
+    names = [one.name for one in version.policy.queues]
+    found = [name for name in names if name == queue or (team and version.policy.team_of(name) == team)]
     return [(f"{base}/shares/queue/{quote(name, safe='')}", f"Share of {name}") for name in found[:MOST_QUEUES]]
 
 

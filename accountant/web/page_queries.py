@@ -31,7 +31,7 @@ from accountant.core import periods
 from accountant.core.claim_overlap import Span
 from accountant.core.errors import UnsupportedQuestion
 from accountant.core.periods import Month
-from accountant.ledger.protocols import GpuOwnership, Moment, ReadableLedger
+from accountant.ledger.protocols import GpuOwnership, Moment, ReadableLedger, policy_at
 from accountant.ledger.usage import EarlierSpan, Where
 from accountant.reports import figure_formatting, node_list, report_builder
 from accountant.reports.node_list import Machine
@@ -96,8 +96,8 @@ def records(ledger: ReadableLedger, at_ms: int, queues: Iterable[str] = ()) -> l
 
 def demand(deps: Deps, waiting: tuple[page_rows.Waiting, ...], at_ms: int) -> KnownDemand:
     """The demand for GPUs: waiting pods, and the requests of queues in the controller's records."""
-    policies = deps.ledger.status().policies(at_ms, at_ms + 1)
-    queues = policies[-1].policy.queues if policies else ()
+    version = policy_at(deps.ledger.status(), at_ms)
+    queues = () if version is None else version.policy.queues
     parents = {queue.parent for queue in queues}
     leaves = [queue.name for queue in queues if queue.name not in parents]
     shares = decision_text.shares(records(deps.ledger, at_ms), leaves) if leaves else []
@@ -468,6 +468,5 @@ def books(deps: Deps) -> Hashable:
 def prices_and_policy(deps: Deps) -> Hashable:
     """A value that changes with the price book or the policy."""
     book = deps.book()
-    at = deps.clock.wall_ms()
-    policies = deps.ledger.status().policies(at, at + 1)
-    return book.version if book else "", policies[-1].version if policies else ""
+    policy = policy_at(deps.ledger.status(), deps.clock.wall_ms())
+    return book.version if book else "", policy.version if policy else ""

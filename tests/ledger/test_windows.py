@@ -19,10 +19,11 @@ from pydantic import ValidationError
 
 from accountant.billing.usage_pricing import PricedUsage
 from accountant.core.window_decay import bounds, factor, term
+from accountant.ledger.protocols import policy_at
 from accountant.ledger.usage import PRICED_BY, Usage
 from accountant.prices.price_book import PriceBook
 from accountant.prices.unit_prices import memory_to_compute
-from accountant.runtime.background_tasks import in_force, warm
+from accountant.runtime.background_tasks import warm
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.duckdb_ledger import DuckLedger
 from accountant.storage.query.gpu_weights import GpuGroup, Weighting
@@ -310,7 +311,7 @@ def counting(path: Path, clock: VirtualClock, hand: Hand) -> Iterator[Counting]:
 
 def warmed(ledger: DuckLedger) -> Policy:
     """The policy in force, whose window has been queried once."""
-    version = in_force(ledger, NOW_MS)
+    version = policy_at(ledger.status(), NOW_MS)
     assert version is not None
     warm(ledger, version.policy, None, NOW_MS)
     return version.policy
@@ -342,7 +343,7 @@ def test_nor_does_one_of_a_cluster_of_several(counting, hand):
 
 
 def test_without_a_policy_nothing_is_asked(ledger):
-    assert in_force(ledger, NOW_MS) is None
+    assert policy_at(ledger.status(), NOW_MS) is None
 
 
 PRICES = [
