@@ -37,11 +37,11 @@ from accountant.api.problems import AGENT_ACK, PROBLEMS, Refusal, json_body, ref
 from accountant.api.query_parameters import Params, SpanParams
 from accountant.core.errors import BadBatch, OverQuota
 from accountant.core.import_epochs import is_import, source_of
+from accountant.core.record_faults import fact_fault
 from accountant.history_import.import_run import IMPORTING, ImportedChunk, Source, imported_chunks
 from accountant.ledger.journal import NewAct
 from accountant.ledger.protocols import Facts, ImportSpan, Receipt, policy_at
 from accountant.runtime.ingest import decode, with_short_stops
-from accountant.storage.write.batch_admission import fact_fault
 from accountant.wire.policy_models import Decision, DecisionKind, Policy, PolicyVersion
 from accountant.wire.usage_cost_and_job_models import (
     ChunkNote,

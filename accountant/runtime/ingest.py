@@ -19,8 +19,8 @@ import msgspec
 
 from accountant.core.errors import ArchiveUnavailable, BadBatch, LedgerFailed, LedgerUnavailable
 from accountant.core.import_epochs import is_import
+from accountant.core.record_faults import has_controls
 from accountant.ledger.protocols import Ledger, Receipt
-from accountant.storage.write.batch_admission import has_controls
 from agent.wire import SCHEMA, Batch, Gap, Labels, PodFacts
 from gputally.base.background_tasks import BackgroundTasks
 from gputally.base.clock import Clock

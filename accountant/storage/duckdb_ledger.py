@@ -34,6 +34,7 @@ from accountant.core.errors import (
 )
 from accountant.core.import_epochs import is_import
 from accountant.core.periods import utc
+from accountant.core.record_faults import SKEW_MS
 from accountant.core.settings import Quotas
 from accountant.inventory.agent_reports import reported
 from accountant.inventory.node_facts_and_downtime import booted
@@ -76,7 +77,7 @@ from accountant.storage.record_archive import (
 from accountant.storage.retention import Fetched, Needs
 from accountant.storage.transactions import WAL_BYTES, Transactions
 from accountant.storage.write import inventory_and_journal_tables, record_columns
-from accountant.storage.write.batch_admission import SKEW_MS, GroupCommit, IntervalCounts
+from accountant.storage.write.batch_admission import GroupCommit, IntervalCounts
 from accountant.storage.write.gpu_and_pod_ownership import MOVE_AFTER_MS, PodClaims
 from accountant.storage.write.import_withdrawal import Withdrawn, resum, withdraw, withdrawal_act
 from accountant.storage.write.interval_writer import BookedChanges, first_instants

@@ -18,6 +18,7 @@ from accountant.core.claim_overlap import Span, union
 from accountant.core.gpu_time_accounts import ACCOUNT_CELLS, CELLS, full_us
 from accountant.core.periods import utc
 from accountant.core.pod_sources import merge_sources
+from accountant.core.record_faults import SKEW_MS
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.ledger import usage as usage_relation
 from accountant.ledger.journal import Act, ActKind
@@ -48,7 +49,6 @@ from accountant.storage.query.group_by_dimensions import ASSIGNED, ConstantSpan,
 from accountant.storage.query.usage_query import usage
 from accountant.storage.query.window_query import Windows
 from accountant.storage.write import inventory_and_journal_tables, record_columns
-from accountant.storage.write.batch_admission import SKEW_MS
 from accountant.storage.write.inventory_and_journal_tables import count_epochs, read_epochs
 from accountant.storage.write.name_ids import NO_DEVICE, HolderName, holders
 from accountant.wire.policy_models import Decision, Measure, UsageWindow, WindowSpec

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from accountant.core.errors import LedgerDamaged, LedgerUnavailable
 from accountant.core.periods import utc
+from accountant.core.record_faults import MAX_INTERVAL_MS
 from accountant.storage.duckdb_engine import Cursor, Row
 from accountant.storage.record_archive import Archive, mark_of, rows_of, write_parquet
-from accountant.storage.write.batch_admission import MAX_INTERVAL_MS
 from accountant.storage.write.record_columns import PIECE, Incoming, Stream
 from gputally.base.units import MS_PER_HOUR
 

@@ -25,7 +25,7 @@ TOLERATED_MS = 2 * MS_PER_SECOND
 """Largest difference of two clocks that is not reported."""
 REFUSED_MS = 5 * MS_PER_MINUTE
 """Difference above which an accountant quarantines rows that end ahead of its clock
-(accountant.storage.write.batch_admission.SKEW_MS)."""
+(accountant.core.record_faults.SKEW_MS)."""
 
 
 @dataclass(frozen=True, slots=True)

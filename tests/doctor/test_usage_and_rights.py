@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from accountant.core.record_faults import SKEW_MS
 from accountant.ledger.protocols import GpuOwner, GpuOwnership
-from accountant.storage.write.batch_admission import SKEW_MS
 from accountant.wire.usage_cost_and_job_models import Accounts, UsageLine
 from gputally.doctor.accountant_and_usage_checks import (
     REFUSED_MS,

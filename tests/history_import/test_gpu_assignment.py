@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from accountant.core.record_faults import record_fault
 from accountant.history_import.gpu_assignment import (
     Demand,
     FigureSeries,
@@ -161,5 +162,5 @@ def test_conservation_whatever_was_asked_for(drawn, slots, tolerance):
         found = rows(gpu, [one for one in placed.holds if one.gpu == gpu.uuid], SPAN, ALWAYS)
         assert sum(row.capacity_us for row in found) == us(60)
         numbered = batch_admission.sets(found)
-        assert all(batch_admission.record_fault(rows_of, START + HOUR) is None for rows_of in numbered)
+        assert all(record_fault(rows_of, START + HOUR) is None for rows_of in numbered)
         assert [rows_of[0].start_ms for rows_of in numbered[1:]] == [rows_of[0].end_ms for rows_of in numbered[:-1]]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.core.gpu_time_accounts import split
+from accountant.core.record_faults import record_fault
 from accountant.storage.write import batch_admission, record_columns
 from accountant.storage.write.interval_writer import simple
 from accountant.storage.write.record_columns import Incoming, Section, contents, digest, digests
@@ -78,7 +79,7 @@ def test_a_group_is_judged_as_its_sets_are(sections: list[Section]) -> None:
         for number, found in zip(incoming.sets.section, of_sets, strict=True)
     )
     for certain, found in zip(sure.tolist(), of_sets, strict=True):
-        assert not certain or batch_admission.record_fault(batch_admission.sets(found)[0], NOW_MS) is None
+        assert not certain or record_fault(batch_admission.sets(found)[0], NOW_MS) is None
     assert incoming.sets.seq.tolist() == [min(row.seq for row in found) for found in of_sets]
 
 
@@ -90,13 +91,7 @@ def test_accounts_and_digests_are_those_of_each_row(sections: list[Section]) -> 
     valid = [
         Section(section.stream, [row for of_set in good for row in of_set])
         for section in sections
-        if (
-            good := [
-                found
-                for found in batch_admission.sets(section.rows)
-                if batch_admission.record_fault(found, NOW_MS) is None
-            ]
-        )
+        if (good := [found for found in batch_admission.sets(section.rows) if record_fault(found, NOW_MS) is None])
     ]
     if valid:
         incoming = Incoming(valid)

@@ -15,7 +15,7 @@ leaves nothing behind.
 
 A set is the rows of one GPU with equal span. It is accepted or rejected as a whole, because a partial set would leave a
 GPU with missing or double time. Nearly all sets are valid, and `beyond_doubt` confirms this for a whole group at once.
-`record_fault` checks the others individually and finds the fault."""
+`record_fault` (accountant.core.record_faults) checks the others individually and finds the fault."""
 
 from __future__ import annotations
 
@@ -32,9 +32,23 @@ import numpy as np
 from msgspec import structs
 
 from accountant.core.errors import BadBatch, SequenceGap
-from accountant.core.gpu_time_accounts import full_us
 from accountant.core.import_epochs import is_import
-from accountant.core.periods import utc
+from accountant.core.record_faults import (
+    EPOCH_2020_MS,
+    FIGURES,
+    LARGEST,
+    MAX_INTERVAL_MS,
+    SKEW_MS,
+    Rejection,
+    are_names,
+    fact_fault,
+    is_unattributed,
+    named_slice,
+    names_of,
+    record_fault,
+    small_sharing,
+    small_slice,
+)
 from accountant.storage.duckdb_engine import Cursor
 from accountant.storage.write import record_columns
 from accountant.storage.write.gpu_and_pod_ownership import GpuClaims, PodClaims
@@ -43,7 +57,6 @@ from accountant.storage.write.record_columns import (
     DistinctColumn,
     Incoming,
     K,
-    Rejection,
     Section,
     Stream,
     Truth,
@@ -58,10 +71,9 @@ from accountant.storage.write.sender_quotas import (
     QuotaClaims,
     sender_of,
 )
-from agent.wire import Ack, Batch, Holder, PodFacts, Sharing, Skipped, Slice, UsageInterval
-from gputally.base.measures import REPORTED
-from gputally.base.units import MS_PER_HOUR, MS_PER_MINUTE, US_PER_MS
-from gputally.base.untrusted_text import LONGEST_EPOCH, LONGEST_NAME, LONGEST_REFERENCE, is_epoch, is_name, unprintable
+from agent.wire import Ack, Batch, Holder, PodFacts, Skipped, UsageInterval
+from gputally.base.units import US_PER_MS
+from gputally.base.untrusted_text import LONGEST_EPOCH, LONGEST_NAME, is_epoch, is_name
 
 LARGEST_SEQ = 2**53
 
@@ -172,19 +184,6 @@ def _is_inside(seq: int, spans: Sequence[tuple[int, int]]) -> bool:
     return at >= 0 and seq <= spans[at][1]
 
 
-SKEW_MS = 5 * MS_PER_MINUTE
-"""How far a node's clock may be ahead of the accountant's."""
-MAX_INTERVAL_MS = MS_PER_HOUR
-"""The longest span of a row. Agents close rows at least every quarter-hour, imports may use the full length."""
-EPOCH_2020_MS = 1_577_836_800_000
-"""2020-01-01T00:00:00Z. An earlier time shows that a clock was never set."""
-LARGEST = 10**15
-"""Largest plausible figure of a row. Sums of such figures stay far below 64 bits."""
-LARGEST_SMALL = 2**31 - 1
-"""Largest slice number, size in MiB and number of replicas."""
-
-_UNNAMED = f"longer than {LONGEST_NAME} characters, or has control characters"
-
 SetKey = tuple[str, int, int]
 """gpu_uuid, start_ms, end_ms."""
 
@@ -197,27 +196,23 @@ def sets(rows: Iterable[UsageInterval]) -> list[tuple[UsageInterval, ...]]:
     return [tuple(group) for group in grouped.values()]
 
 
-_FIGURES = ("capacity_us", "allocated_us", "busy_us", *(measure.field for measure in REPORTED))
-_figures_of = attrgetter(*_FIGURES)
-
-
 def beyond_doubt(incoming: Incoming, now_ms: int) -> Truth:
     """Return for each set whether it is certainly valid. `record_fault` must check the other sets; it may find no fault
     in them."""
     sets = incoming.sets
     span = sets.end_ms - sets.start_ms
     fine = (sets.start_ms >= EPOCH_2020_MS) & (sets.end_ms <= now_ms + SKEW_MS) & (span > 0) & (span <= MAX_INTERVAL_MS)
-    figures = [incoming.numbers(name).value for name in _FIGURES]
+    figures = [incoming.numbers(name).value for name in FIGURES]
     capacity, allocated = figures[:2]
     fine_rows = _each(incoming.gpu, lambda gpu: gpu[1] != "" and is_name(gpu[1]))
     fine_rows &= _each(incoming.names("gpu_model"), is_name)
-    fine_rows &= _each(incoming.device, lambda device: _small_slice(device[1][1]) and _named_slice(device[1][1]))
-    fine_rows &= _each(incoming.sharing, _small_sharing)
-    fine_rows &= _each(incoming.holder, lambda held: held[1] is None or _are_names(_names(held[1]), LONGEST_NAME))
+    fine_rows &= _each(incoming.device, lambda device: small_slice(device[1][1]) and named_slice(device[1][1]))
+    fine_rows &= _each(incoming.sharing, small_sharing)
+    fine_rows &= _each(incoming.holder, lambda held: held[1] is None or are_names(names_of(held[1]), LONGEST_NAME))
     fine_rows &= np.minimum.reduce(figures) >= 0
     fine_rows &= np.maximum.reduce(figures) <= LARGEST
     fine_rows &= (allocated <= capacity) & ((allocated == 0) | _each(incoming.holder, lambda held: held[1] is not None))
-    fine_rows &= (capacity == 0) | ~_each(incoming.holder, lambda held: _is_unattributed(held[1]))
+    fine_rows &= (capacity == 0) | ~_each(incoming.holder, lambda held: is_unattributed(held[1]))
     # Only valid figures are summed, so that no sum exceeds 64 bits.
     in_order = fine_rows[sets.places]
     whole = np.add.reduceat(np.where(in_order, capacity[sets.places], 0), sets.first) == span * US_PER_MS
@@ -229,120 +224,6 @@ def _each(column: DistinctColumn[K], holds: Callable[[K], bool]) -> Truth:
     """Return for each row whether the condition holds for its value."""
     found: Truth = np.fromiter(map(holds, column.values), np.bool_, len(column.values))[column.of_row]
     return found
-
-
-def _is_unattributed(holder: Holder | None) -> bool:
-    return holder is not None and holder.kind == "unattributed"
-
-
-def _names(holder: Holder) -> tuple[str, ...]:
-    return holder.uid, holder.namespace, holder.name, holder.container
-
-
-def _are_names(texts: Sequence[str], longest: int) -> bool:
-    """Return whether `is_name` holds for all texts, which are looked at together."""
-    joined = "".join(texts)
-    return is_name(joined, len(joined)) and max(map(len, texts)) <= longest
-
-
-def _named_slice(part: Slice | None) -> bool:
-    return part is None or is_name(part.profile)
-
-
-def _small_sharing(sharing: Sharing | None) -> bool:
-    return sharing is None or 0 <= sharing.replicas <= LARGEST_SMALL
-
-
-def _small_slice(part: Slice | None) -> bool:
-    if part is None:
-        return True
-    sizes = (part.gi, part.ci, part.compute, part.compute_of, part.memory_mib, part.memory_of_mib)
-    return all(0 <= number <= LARGEST_SMALL for number in sizes)
-
-
-def record_fault(rows: Sequence[UsageInterval], now_ms: int) -> Rejection | None:
-    """Return the first fault of a set, or None."""
-    first = rows[0]
-    found = _span_fault(first, now_ms)
-    if found is not None:
-        return found
-    for row in rows:
-        found = _row_fault(row)
-        if found is not None:
-            return found
-    capacity, whole = sum(row.capacity_us for row in rows), full_us(first.end_ms - first.start_ms)
-    if capacity > whole:
-        return Rejection("over-capacity", f"the set has {capacity} µs of capacity in a span of {whole} µs")
-    if capacity < whole and any(row.method != "carried" for row in rows):
-        return Rejection("incomplete-set", f"the set has {capacity} µs of capacity in a span of {whole} µs")
-    return None
-
-
-def _span_fault(row: UsageInterval, now_ms: int) -> Rejection | None:
-    if row.start_ms >= row.end_ms:
-        return Rejection("impossible-span", f"[{row.start_ms}, {row.end_ms}) is empty or runs backwards")
-    if row.end_ms > now_ms + SKEW_MS:
-        return Rejection("future-dated", f"ends {row.end_ms - now_ms} ms after the accountant's clock")
-    if row.start_ms < EPOCH_2020_MS:
-        return Rejection("before-2020", f"starts at {utc(row.start_ms)}: the clock of the node was not set")
-    if row.end_ms - row.start_ms > MAX_INTERVAL_MS:
-        return Rejection("too-long", f"{row.end_ms - row.start_ms} ms, the longest allowed is {MAX_INTERVAL_MS} ms")
-    return None
-
-
-def _row_fault(row: UsageInterval) -> Rejection | None:
-    for figure in _figures_of(row):
-        if figure is not None and not 0 <= figure <= LARGEST:
-            return Rejection("negative" if figure < 0 else "out-of-range", f"row {row.seq} has the figure {figure}")
-    holder = row.holder
-    if row.allocated_us > row.capacity_us:
-        return Rejection("over-allocated", f"row {row.seq}: {row.allocated_us} µs allocated of {row.capacity_us} µs")
-    if holder is None and row.allocated_us > 0:
-        return Rejection("no-holder", f"row {row.seq}: {row.allocated_us} µs allocated without a holder")
-    if _is_unattributed(holder) and row.capacity_us > 0:
-        return Rejection("unattributed-capacity", f"row {row.seq}: unattributed busy time has no capacity of its own")
-    named = row.gpu_uuid != "" and is_name(row.gpu_uuid) and is_name(row.gpu_model) and _named_slice(row.slice)
-    if holder is not None:
-        named = named and all(map(is_name, _names(holder)))
-    if not named:
-        return Rejection("bad-name", f"row {row.seq}: a name is missing, {_UNNAMED}")
-    if not (_small_slice(row.slice) and _small_sharing(row.sharing)):
-        return Rejection("out-of-range", f"row {row.seq}: a number of its slice or its sharing is out of range")
-    return None
-
-
-def fact_fault(fact: PodFacts, now_ms: int) -> Rejection | None:
-    """Return the fault of a fact, or None. A fact dated in the future is rejected, because it would override every
-    later one."""
-    if not 0 <= fact.observed_ms <= now_ms + SKEW_MS:
-        return Rejection("future-dated", f"observed {fact.observed_ms - now_ms} ms after the accountant's clock")
-    names = [fact.uid, fact.namespace, fact.name]
-    for owner in fact.owners:
-        names += (owner.kind, owner.name, owner.uid)
-    references = fact.node, fact.workload, fact.queue_ref  # a job's node is a list of nodes
-    if not (_are_names(names, LONGEST_NAME) and _are_names(references, LONGEST_REFERENCE)) or has_controls(fact):
-        return Rejection("bad-name", f"fact {fact.seq}: a name or a label is {_UNNAMED}")
-    if not in_range(fact):
-        return Rejection("out-of-range", f"fact {fact.seq}: a time or the priority is out of range")
-    return None
-
-
-def has_controls(*facts: PodFacts) -> bool:
-    """Return whether a label, a request or the reason of a stop of a fact has a control character other than a line end
-    or a tab."""
-    texts: list[str] = []
-    for fact in facts:
-        texts += (*fact.labels, *fact.labels.values(), *fact.requests, *fact.requests.values())
-        if fact.stop is not None:
-            texts += (fact.stop.how, fact.stop.by, fact.stop.reason, fact.stop.message)
-    return bool(unprintable("".join(texts)))
-
-
-def in_range(fact: PodFacts) -> bool:
-    """Return whether all times of a fact, and its priority, fit into the columns in which they are compared."""
-    numbers = (fact.observed_ms, fact.created_ms, fact.scheduled_ms, fact.started_ms, fact.ended_ms, fact.priority,
-               fact.stop.at_ms if fact.stop is not None else None)  # fmt: skip
-    return all(number is None or abs(number) <= LARGEST for number in numbers)
 
 
 Stored = Callable[[Stream, list[int]], Mapping[int, frozenset[int]]]

@@ -32,10 +32,11 @@ from msgspec import structs
 from accountant.core.import_epochs import is_import
 from accountant.core.node_lists import node_names
 from accountant.core.periods import utc
+from accountant.core.record_faults import Rejection
 from accountant.inventory.pod_facts import is_job_number
 from accountant.storage.duckdb_engine import Cursor, Row
 from accountant.storage.write.name_ids import PodKey
-from accountant.storage.write.record_columns import GpuName, Rejection, Stream
+from accountant.storage.write.record_columns import GpuName, Stream
 from accountant.storage.write.sender_quotas import QuotaClaims, sender_of
 from agent.wire import JOB, Holder, PodFacts
 from gputally.base.units import MS_PER_HOUR

@@ -27,13 +27,14 @@ from accountant.core.claim_overlap import ClaimRank, Span, TimeClaim
 from accountant.core.gpu_time_accounts import AccountVector, part
 from accountant.core.import_epochs import is_import
 from accountant.core.periods import quarters
+from accountant.core.record_faults import MAX_INTERVAL_MS
 from accountant.inventory import pod_facts
 from accountant.inventory.pod_facts import ObservedPod
 from accountant.ledger import team_assignment
 from accountant.storage.duckdb_engine import Cursor, Row, statement
 from accountant.storage.gpu_lifetimes import FOREVER, GpuLifetimes, MeteredGpu, Tenure
 from accountant.storage.write import record_columns
-from accountant.storage.write.batch_admission import MAX_INTERVAL_MS, GroupCommit
+from accountant.storage.write.batch_admission import GroupCommit
 from accountant.storage.write.name_ids import Dictionaries, HolderColumns, PodKey
 from accountant.storage.write.record_columns import (
     DistinctColumn,

@@ -103,17 +103,6 @@ def _shortened(value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """The reason for which a record is rejected, as a stable identifier (`reason`) and as a message (`detail`).
-
-    quota: the quota that the record exceeds; "" if it is rejected for another reason."""
-
-    reason: str
-    detail: str
-    quota: str = ""
-
-
 Stream = tuple[str, str, str]
 """(cluster, node, epoch)."""
 NodeName = tuple[str, str]

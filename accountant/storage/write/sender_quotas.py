@@ -24,8 +24,9 @@ from typing import Final, Literal, NamedTuple
 
 from accountant.core.errors import OverQuota
 from accountant.core.import_epochs import is_import
+from accountant.core.record_faults import Rejection
 from accountant.core.settings import Quotas
-from accountant.storage.write.record_columns import GpuName, NodeName, Rejection, Stream
+from accountant.storage.write.record_columns import GpuName, NodeName, Stream
 from gputally.base.units import MS_PER_DAY
 
 OVER_QUOTA: Final = "over-quota"

@@ -8,6 +8,7 @@ from urllib.parse import parse_qs
 import httpx2
 import pytest
 
+from accountant.core.record_faults import fact_fault
 from accountant.histories.prometheus.chunk_queries import PrometheusFailed, PrometheusHistory, selector
 from accountant.histories.prometheus.exporter_series import (
     Observed,
@@ -21,7 +22,6 @@ from accountant.histories.prometheus.exporter_series import (
 from accountant.histories.prometheus.pod_history import histories
 from accountant.history_import.gpu_assignment import TimeGrid, rows
 from accountant.history_import.protocol import Chunk
-from accountant.storage.write.batch_admission import fact_fault
 from gputally.base.prometheus_api import Prometheus
 from gputally.base.untrusted_text import is_name
 from tests.fake_scheduler import fake_scheduler as fake_scheduler
