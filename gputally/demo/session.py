@@ -29,14 +29,14 @@ _MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - the folder made in it is this 
 _LEAST_FREE_BYTES = 2 * 1024**3
 
 
-class Stopped(AccountantError):
+class DemoStopped(AccountantError):
     """The user has stopped the demo before its end."""
 
 
 def simulate(scenario: Scenario, pipeline: Pipeline, console: Console, folder: Path, stop: threading.Event) -> Results:
     """Run the demo with its progress bar, and at the same time, in a separate process, the same jobs under static
-    weights. On return, the accountant has begun to write its files into `folder`. Raises Stopped after the hour, or the
-    part of the report, in which `stop` is set."""
+    weights. On return, the accountant has begun to write its files into `folder`. Raises DemoStopped after the hour, or
+    the part of the report, in which `stop` is set."""
     began = time.monotonic()
     with (
         closing(WorkerProcess("the run under static weights", BASELINE, nice=2 * NICE)) as static,
@@ -69,7 +69,7 @@ def run(
     stop: threading.Event,
     output: Output = "table",
 ) -> bool:
-    """Run the demo, and serve its pages until `stop` is set. Return True if every check passes. Raises Stopped if
+    """Run the demo, and serve its pages until `stop` is set. Return True if every check passes. Raises DemoStopped if
     `stop` is set before the results are complete.
 
     port: 0 for any free port; None to end after the run, and to show no address."""
@@ -115,7 +115,7 @@ def _fast_folder() -> Path | None:
 
 def _go_on(stop: threading.Event) -> None:
     if stop.is_set():
-        raise Stopped("stopped")
+        raise DemoStopped("stopped")
 
 
 def _progress(console: Console) -> Progress:
