@@ -57,9 +57,24 @@ from accountant.core.errors import UnsupportedQuestion
 from accountant.core.periods import Month
 from accountant.core.record_age import BURN_MS, SETTLE_MS
 from accountant.core.window_decay import bounds
-from accountant.ledger.protocols import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey, Moment, policy_at
+from accountant.ledger.protocols import (
+    HIGHEST_EPOCH,
+    MOST_EPOCHS,
+    EpochReport,
+    JobKey,
+    Moment,
+    QueuedPod,
+    policy_at,
+)
 from accountant.ledger.usage import EarlierSpan, coverage
 from accountant.reports.figure_formatting import age_note
+from accountant.reports.unused_while_waiting import (
+    GpuHour,
+    by_unit,
+    hours_of_cluster,
+    together,
+    unused_while_waiting,
+)
 from accountant.wire import window_decays
 from accountant.wire.job_columns import LOST
 from accountant.wire.option_types import JOB_ORDERS, JobKind, JobState, WaitGroup
@@ -74,6 +89,7 @@ from accountant.wire.usage_cost_and_job_models import (
     JobsBefore,
     JobSort,
     QueueGuarantee,
+    UnusedAnswer,
     UsageAnswer,
     UsageLine,
     WaitLine,
@@ -251,34 +267,106 @@ def _weights(texts: Sequence[str]) -> dict[str, Decimal]:
 wait_router = APIRouter(tags=["usage"])
 
 
-class WaitParams(SpanParams):
-    by: WaitGroup = Field(default="queue", description="The dimension of the lines.")
+class UnusedParams(SpanParams):
     cluster: str | None = Field(
         default=None, min_length=1, max_length=253, description="Only pods of this cluster; default: all clusters."
     )
+
+
+class WaitParams(UnusedParams):
+    by: WaitGroup = Field(default="queue", description="The dimension of the lines.")
 
 
 @wait_router.get("/v1/waits", summary="How long pods waited", responses=refuses("invalid-parameter"))
 def waits(params: Annotated[WaitParams, Query()], deps: AppDeps, principal: Reader) -> list[WaitLine]:
     """Returns the waiting times of the caller's teams: of the pods that waited in the span, as known at its end. A pod
     that was placed later counts as waiting, as in reports."""
-    return wait_lines(params, deps, principal)[1]
-
-
-def wait_lines(params: WaitParams, deps: Deps, principal: Principal) -> tuple[QuerySpan, list[WaitLine]]:
-    """The span of a question about waits, and its lines. Raises Refusal."""
-    now = deps.clock.wall_ms()
-    span = params.span(now, deps.settings.timezone, deps.settings.limits)
-    check_cost(deps.ledger, deps.settings.limits, span, clusters=() if params.cluster is None else (params.cluster,))
-    groups: dict[str, list[tuple[str, PodWait]]] = defaultdict(list)
-    end_ms = min(now, span.end_ms)
+    span = _wait_span(params, deps)
     with deps.ledger.moment() as moment:
-        pods = list(moment.pods(span.start_ms, span.end_ms))
-    for pod, wait in waits_within(pods, span.start_ms, end_ms):
-        if (principal.teams is None or pod.team in principal.teams) and params.cluster in (None, pod.cluster):
-            key = {"team": pod.team, "queue": pod.queue, "namespace": pod.facts.namespace}[params.by]
+        pods = _pods(moment, span, params.cluster)
+    return _wait_lines(pods, span, params.by, deps, principal)
+
+
+@wait_router.get(
+    "/v1/waits/unused", summary="GPU time unused while pods waited", responses=refuses("invalid-parameter")
+)
+def unused(params: Annotated[UnusedParams, Query()], deps: AppDeps, principal: Reader) -> UnusedAnswer:
+    """Returns the GPU time that nobody held, or that was held idle, while pods waited, by hour, day or month of the
+    span, and in total: upper bounds of what waiting pods could have used, as sums of hours. They need to be known of
+    all pods: of one cluster whose API server is read, and for callers that may see all teams."""
+    span, now = _wait_span(params, deps), deps.clock.wall_ms()
+    note = params.note(span.start_ms, now, span.timezone, deps.newest_ms(), deps.silence_note())
+    unknown = _unused_unknown(params.cluster, deps, principal)
+    if unknown:
+        return _unused_answer((), (), span, unknown, note)
+    with deps.ledger.moment(span.start_ms, span.end_ms) as moment:
+        hours = _known_hours(moment, span, deps)
+        pods = _pods(moment, span, deps.settings.kubernetes.watched)
+    return _unused_answer(pods, hours, span, "", note)
+
+
+def waits_and_unused(
+    params: WaitParams, deps: Deps, principal: Principal
+) -> tuple[QuerySpan, list[WaitLine], UnusedAnswer]:
+    """The span of a question about waits, and the answers of both routes, as of one moment. Raises Refusal."""
+    span = _wait_span(params, deps)
+    unknown = _unused_unknown(params.cluster, deps, principal)
+    with deps.ledger.moment(span.start_ms, span.end_ms) as moment:
+        hours = [] if unknown else _known_hours(moment, span, deps)
+        pods = _pods(moment, span, params.cluster)
+    lines = _wait_lines(pods, span, params.by, deps, principal)
+    of_hours = [pod for pod in pods if pod.cluster == deps.settings.kubernetes.watched]
+    return span, lines, _unused_answer(of_hours, hours, span, unknown)
+
+
+def _wait_span(params: UnusedParams, deps: Deps) -> QuerySpan:
+    span = params.span(deps.clock.wall_ms(), deps.settings.timezone, deps.settings.limits)
+    check_cost(deps.ledger, deps.settings.limits, span, clusters=() if params.cluster is None else (params.cluster,))
+    return span
+
+
+def _pods(moment: Moment, span: QuerySpan, cluster: str | None) -> list[QueuedPod]:
+    return [pod for pod in moment.pods(span.start_ms, span.end_ms) if cluster in (None, pod.cluster)]
+
+
+def _unused_unknown(cluster: str | None, deps: Deps, principal: Principal) -> str:
+    """Why the caller learns nothing of unused time; "" if it does."""
+    if principal.teams is not None:
+        return "which GPUs were free is told to those alone who may see all teams"
+    return deps.waiting_unknown(() if cluster is None else (cluster,))
+
+
+def _known_hours(moment: Moment, span: QuerySpan, deps: Deps) -> list[GpuHour]:
+    """The hours of the span up to the newest record of the cluster whose pods are known."""
+    watched, status = deps.settings.kubernetes.watched, moment.status()
+    end_ms = min(span.end_ms, deps.clock.wall_ms(), status.newest_by_cluster.get(watched, status.newest_ms))
+    return hours_of_cluster(moment, span.start_ms, end_ms, span.timezone, watched) if span.start_ms < end_ms else []
+
+
+def _unused_answer(
+    pods: Sequence[QueuedPod], hours: Sequence[GpuHour], span: QuerySpan, unknown: str, note: str = ""
+) -> UnusedAnswer:
+    unit = periods.time_unit(span.start_ms, span.end_ms, periods.zone(span.timezone))
+    lines = by_unit(unused_while_waiting(pods, hours), unit, span.timezone)
+    total = together(lines) if lines else None
+    if not unknown and total is None:
+        unknown = "there are no records of this time"
+    elif not unknown and total is not None and not total.known_ms:
+        unknown = "in no hour is enough metered, and known for how many GPUs each waiting pod asked"
+    return UnusedAnswer(
+        start_ms=span.start_ms, end_ms=span.end_ms, unit=unit, total=total, lines=lines, unknown=unknown, note=note
+    )
+
+
+def _wait_lines(
+    pods: Sequence[QueuedPod], span: QuerySpan, by: WaitGroup, deps: Deps, principal: Principal
+) -> list[WaitLine]:
+    groups: dict[str, list[tuple[str, PodWait]]] = defaultdict(list)
+    for pod, wait in waits_within(pods, span.start_ms, min(deps.clock.wall_ms(), span.end_ms)):
+        if principal.teams is None or pod.team in principal.teams:
+            key = {"team": pod.team, "queue": pod.queue, "namespace": pod.facts.namespace}[by]
             groups[key].append((pod.cluster, wait))
-    return span, [
+    return [
         WaitLine(
             key=key,
             pods=len(group),

@@ -38,6 +38,7 @@ from accountant.wire.usage_cost_and_job_models import (
     JobStops,
     NodesAnswer,
     NodeSort,
+    UnusedAnswer,
     UsageAnswer,
     WaitLine,
     longest_first,
@@ -339,11 +340,13 @@ def waits(
 ) -> dict[str, Any]:
     """How long pods waited in each queue, team or namespace: mean, median, 95th percentile and longest, in seconds, in
     the queue (`queued`) and from their placement until they ran (`starting`); how many still wait (null: unknown). The
-    longest median first."""
+    longest median first. `unused_gpu_hours`: what all waiting pods asked for, how much was free in the same hours at
+    most, and how much of the rest was held idle at most (null if `unknown` says why)."""
     span = _span(accountant, start or "7d", end)
     query = {"by": by, "start": str(span.start_ms), "end": str(span.end_ms), "cluster": cluster}
     found = longest_first(accountant.ask(tuple[WaitLine, ...], "/v1/waits", query))
     shown, following = from_offset(found, offset, limit)
+    unused = accountant.ask(UnusedAnswer, "/v1/waits/unused", {name: query[name] for name in query if name != "by"})
     rows = [
         {by: one.key, "pods": one.pods, "waiting": one.waiting, "note": one.note}
         | {f"{phase}_{name}_seconds": getattr(getattr(one, phase), name)
@@ -352,8 +355,18 @@ def waits(
     ]  # fmt: skip
     return envelope(
         accountant, "seconds", span.start_ms, span.end_ms, span.coverage, rows, f"/waits?{_of(query)}",
-        groups=len(found), next_offset=following, next_page=None,
+        groups=len(found), next_offset=following, next_page=None, unused_gpu_hours=_unused(unused),
     )  # fmt: skip
+
+
+def _unused(found: UnusedAnswer) -> dict[str, Any]:
+    total = found.total
+    figures = {
+        name: None if total is None or (gpu_us := getattr(total, f"{name}_gpu_us")) is None else _hours(gpu_us)
+        for name in ("asked", "free", "idle")
+    }
+    span_ms = 0 if total is None else total.end_ms - total.start_ms
+    return {**figures, "known_part": total.known_ms / span_ms if total and span_ms else 0.0, "unknown": found.unknown}
 
 
 def attempts(

@@ -41,6 +41,8 @@ from accountant.wire.usage_cost_and_job_models import (
     CostLine,
     GuaranteesAnswer,
     SpanBefore,
+    UnusedAnswer,
+    UnusedLine,
     UsageAnswer,
     WaitLine,
 )
@@ -523,6 +525,25 @@ def waits(lines: Sequence[WaitLine], by: str, start: str | None, end: str | None
         caption="\n".join([*notes, "to start: mean from the place on a node to the first container"]),
         may_drop=("to start", "longest"),
     )
+
+
+def unused(answer: UnusedAnswer, zone: ZoneInfo) -> Table:
+    """A table of the GPU-hours that were unused while pods waited, by hour, day or month."""
+
+    def cells(line: UnusedLine) -> list[str]:
+        known = (line.asked_gpu_us, line.free_gpu_us, line.idle_gpu_us)
+        return [*(NOTHING if gpu_us is None else hours(gpu_us) for gpu_us in known),
+                percent(1 - line.known_ms / (line.end_ms - line.start_ms))]  # fmt: skip
+
+    why = "at most: free GPUs may be on other nodes, of another model, or parts of GPUs"
+    return table(
+        f"GPU-hours unused while pods waited, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}",
+        [f"{answer.unit} from", *figures("asked for", "free, at most", "held idle, at most", "unknown time")],
+        ([instant(line.start_ms, zone), *cells(line)] for line in answer.lines),
+        total=None if answer.total is None else ["total", *cells(answer.total)],
+        caption=noted_caption(answer.note, f"unknown: {answer.unknown}" if answer.unknown else why),
+        may_drop=("unknown time",),
+    )  # fmt: skip
 
 
 def _of_seconds(seconds: float | None) -> str:

@@ -80,15 +80,23 @@ def waits(
     start: Start = None,
     end: End = None,
     cluster: Annotated[str | None, Option(help="Only pods of this cluster (default: all clusters).")] = None,
+    unused: Annotated[
+        bool, Option("--unused", help="Instead the GPU time that was free or held idle while pods waited.")
+    ] = False,
     output: Printed = "table",
     *,
     at: ZonedLedger,
 ) -> None:
     """Show how long pods waited in their queues: mean, median, 95th percentile and longest."""
     from accountant.cli import terminal_tables
-    from accountant.wire.usage_cost_and_job_models import WaitLine
+    from accountant.wire.usage_cost_and_job_models import UnusedAnswer, WaitLine
 
     span: Query = {"start": start, "end": end, "timezone": at.timezone, "cluster": cluster}
+    if unused:
+        refuse_ignored("with --unused", "by")
+        answer = at.ask(UnusedAnswer, "/v1/waits/unused", span)
+        print_answer(output, answer, lambda one: terminal_tables.unused(one, at.zone), answer.lines)
+        return
     found = at.ask(tuple[WaitLine, ...], "/v1/waits", {**span, "by": by})
     print_answer(output, found, lambda lines: terminal_tables.waits(lines, by, start, end))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator
@@ -173,6 +173,16 @@ def hours(start_ms: int, end_ms: int, tz: ZoneInfo) -> dict[str, int]:
         lengths[hour] = lengths.get(hour, 0) + until - at
         at = until
     return lengths
+
+
+TimeUnit: TypeAlias = Literal["hour", "day", "month"]
+
+
+def time_unit(start_ms: int, end_ms: int, tz: ZoneInfo) -> TimeUnit:
+    """The unit of time in which a span is shown: hours up to four days, days up to a hundred, then months."""
+    first, last = (datetime.fromtimestamp(at_ms // MS_PER_SECOND, tz) for at_ms in (start_ms, end_ms))
+    days = (last - first).days
+    return "hour" if days < 4 else "day" if days <= 100 else "month"
 
 
 def day_span(day: date, tz: ZoneInfo) -> tuple[int, int]:

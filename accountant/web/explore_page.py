@@ -47,7 +47,7 @@ from accountant.web.explore_table import (
     pivot,
     selected,
 )
-from accountant.web.list_bar import Choice, GroupedBar, GroupedListParams, check_names, group_link, time_unit
+from accountant.web.list_bar import Choice, GroupedBar, GroupedListParams, check_names, group_link
 from accountant.web.list_files import FileFormat, ListRecords, list_file
 from accountant.web.page_rows import Page, paged
 from accountant.wire.dimensions import OF_TIME
@@ -238,7 +238,7 @@ def _view(bar: GroupedBar, params: ExploreParams, deps: Deps, principal: Princip
     where = dict(params.where)
     where |= team_filter(principal, where.get("team", ()))
     check_teams(deps, principal, params.where_team)
-    unit = time_unit(bar.span, periods.zone(bar.span.timezone))
+    unit = periods.time_unit(bar.span.start_ms, bar.span.end_ms, periods.zone(bar.span.timezone))
     asked = Question(bar.by, where, bar.span.timezone, params.measure, unit, params.search)
     answer = _explored(bar, params, asked, deps)
     found = answer.value

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Annotated, Any, ClassVar, Final
 from urllib.parse import parse_qsl, urlencode
 from zoneinfo import ZoneInfo
@@ -40,7 +39,7 @@ from accountant.wire.policy_models import IDLE
 from accountant.wire.usage_cost_and_job_models import Dimension, is_label, label_dimension, label_of
 from gputally.base.instants import is_duration
 from gputally.base.near_names import nearest, shown
-from gputally.base.units import MS_PER_DAY, MS_PER_SECOND
+from gputally.base.units import MS_PER_DAY
 
 DIMENSION_TITLES: Final[Mapping[Dimension, str]] = {one.name: one.title for one in DIMENSIONS}
 _LEVELS: Final = 3
@@ -422,13 +421,6 @@ def check_names(bar: GroupedBar) -> None:
     known = (*bar.by, *bar.columns)
     if bar.sort is not None and name not in known:
         raise invalid("sort", f"the list cannot be sorted by {shown(name)}{nearest(name, known)}")
-
-
-def time_unit(span: QuerySpan, zone: ZoneInfo) -> Dimension:
-    """The unit of time in which a chart shows a span: hours up to four days, days up to a hundred, then months."""
-    days = (datetime.fromtimestamp(span.end_ms // MS_PER_SECOND, zone)
-            - datetime.fromtimestamp(span.start_ms // MS_PER_SECOND, zone)).days  # fmt: skip
-    return "hour" if days < 4 else "day" if days <= 100 else "month"
 
 
 def longest(bar: Bar, ledger: ReadableLedger, limits: Limits, width: int) -> str:

@@ -236,6 +236,40 @@ def longest_first(lines: Iterable[WaitLine]) -> list[WaitLine]:
     return sorted(lines, key=lambda one: (one.queued.median is None, -(one.queued.median or 0), one.key))
 
 
+class UnusedLine(Model):
+    """GPU time in [start_ms, end_ms) that was unused while pods waited: sums of what is known of each hour.
+
+    known_ms: length of the hours that are known; without any, the figures are null. What is unknown is in no figure.
+    asked_gpu_us: GPU time for which waiting pods asked.
+    free_gpu_us: as much of it as nobody held in the same hour: at most this could have been theirs, because free GPUs
+        may be on several nodes, of another model, or parts of GPUs.
+    idle_gpu_us: as much of the rest as was held and is known to be idle; null if that is unknown."""
+
+    start_ms: int
+    end_ms: int
+    known_ms: int
+    asked_gpu_us: int | None
+    free_gpu_us: int | None
+    idle_gpu_us: int | None
+
+
+class UnusedAnswer(Model):
+    """GPU time that was unused while pods waited, in [start_ms, end_ms).
+
+    unit: of which a line is: `hour`, `day` or `month`.
+    total: of all lines; null if there are none.
+    unknown: why nothing is known; "" if something is.
+    note: what to know of the records."""
+
+    start_ms: int
+    end_ms: int
+    unit: Literal["hour", "day", "month"]
+    total: UnusedLine | None
+    lines: tuple[UnusedLine, ...]
+    unknown: str = ""
+    note: str = ""
+
+
 class BudgetState(Model):
     """A budget of the policy in force, and the part of it that the month has used up to as_of_ms.
 

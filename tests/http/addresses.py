@@ -8,6 +8,7 @@ FIGURES = {
     "/v1/usage": "", "/v1/cost": "", "/v1/guarantees": "", "/v1/jobs": "",
     "/v1/windows": "size=7d", "/v1/statement": "month=MONTH",
     "/v1/report": "month=MONTH", "/v1/periods": "", "/v1/budgets": "", "/v1/check": "", "/v1/waits": "",
+    "/v1/waits/unused": "",
     "/v1/gpus/owners": "", "/metrics": "", "/": "", "/month": "", "/month/{month}": "", "/month/{month}/lines": "",
     "/month/{month}/lines.csv": "", "/team/{team:path}": "month=MONTH", "/coverage": "", "/decisions": "",
     "/invoice": "", "/invoice/{month}": "", "/jobs": "", "/jobs.csv": "", "/jobs.parquet": "", "/nodes": "",

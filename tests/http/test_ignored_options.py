@@ -17,6 +17,7 @@ from tests.plugin_cases import registered
     "accountant cost --db x [--token-file] y",
     "accountant cost [--prices] x.yaml",
     "accountant proposals [--reason] x",
+    "accountant waits --unused [--by] team",
     "accountant credit n1 --start 2026-10-01 --end 2026-10-02 [--approved-by] ada",
     "accountant gpus [--since] 2026-10-01",
     "accountant gpus move --node n1 --gpu GPU-a --reason x [--moved]",
