@@ -58,6 +58,7 @@ def environment(*packages: str) -> Environment:
     made = Environment(
         loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, finalize=finalize, trim_blocks=True,
         lstrip_blocks=True,
+        optimized=False,  # to fold constants takes a sixth of the compilation, and these templates have few
     )  # fmt: skip
     made.filters["sum"] = _sum_of_numbers
     made.globals["table"] = table
