@@ -123,9 +123,8 @@ class Siblings:
         self, claims: list[QueueClaim], parent: str | None, steps: Steps | None, *, as_source: bool = False
     ) -> None:
         """claims: sorted by name. steps: a list to which the division appends its steps; None to record none."""
-        self._names = [claim.name for claim in claims]
         ordered = sorted(sorted(claims, key=attrgetter("creation")), key=attrgetter("priority"), reverse=True)
-        self.claims, self.names = ordered, [claim.name for claim in ordered]
+        self._by_name, self.claims, self.names = claims, ordered, [claim.name for claim in ordered]
         self._many = len(ordered) >= _MANY and steps is None and not as_source
         self.column: Any = _column if self._many else list
         self.weight: Any = self.column([claim.weight for claim in ordered])
@@ -147,7 +146,8 @@ class Siblings:
     def shares(self) -> dict[str, float]:
         """Return the shares by name, sorted by name."""
         share_of = dict(zip(self.names, self.share.tolist() if self._many else self.share, strict=True))
-        return share_of if self.names == self._names else {name: share_of[name] for name in self._names}
+        in_order = self.claims == self._by_name
+        return share_of if in_order else {claim.name: share_of[claim.name] for claim in self._by_name}
 
     def give_deserved(self, total: float) -> float:
         """Run phase one and return the rest of the total, which may be negative.
@@ -241,7 +241,8 @@ class Siblings:
     def _give_many(self, pool: float, k: float, queues: range) -> float:
         """Do the same as `_rounds` and `_remainders`, bit by bit, for many queues."""
         level = slice(queues.start, queues.stop)
-        at = np.flatnonzero((self.share[level] < self.cap[level]) & (self.weight[level] > 0)) + queues.start
+        (at,) = ((self.share[level] < self.cap[level]) & (self.weight[level] > 0)).nonzero()
+        at += queues.start
         share, weight, usage, cap = (column.take(at) for column in (self.share, self.weight, self.usage, self.cap))
         fraction = np.zeros(len(at))
         surplus = True
@@ -261,7 +262,7 @@ class Siblings:
             share = share + given
             pool -= _sum(given)
             self.share[at] = share
-            open_ = np.flatnonzero(share < cap)
+            (open_,) = (share < cap).nonzero()
             if len(open_) < len(at):
                 at, columns = at.take(open_), (weight, usage, cap, share, fraction)
                 weight, usage, cap, share, fraction = (column.take(open_) for column in columns)
