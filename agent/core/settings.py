@@ -378,10 +378,11 @@ def unseen(level: PrivilegeLevel, devices: Sequence[DeviceReading] = ()) -> tupl
     for device in devices:
         if device.unlisted:
             hidden |= {_BUSY[0], _MEMORY[0], _UNALLOCATED[0]}
-        if any(isinstance(holder.busy_us, Unavailable) and holder.busy_us != SOLE for holder in device.holders):
-            hidden.add(_BUSY[0])
-        if any(isinstance(holder.memory_mib, Unavailable) for holder in device.holders):
-            hidden.add(_MEMORY[0])
+        for holder in device.holders:
+            if isinstance(holder.busy_us, Unavailable) and holder.busy_us != SOLE:
+                hidden.add(_BUSY[0])
+            if isinstance(holder.memory_mib, Unavailable):
+                hidden.add(_MEMORY[0])
     return tuple(label for label, _ in _ALL if label in hidden)
 
 

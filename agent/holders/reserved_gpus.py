@@ -34,7 +34,7 @@ def replace_reservations(
     A reservation pod on whose GPU no pod runs a process stays, and so do the reservation pods of schedulers that
     `systems` does not name."""
     ordered = list(allocations)
-    if not any(reserved_by(allocation.holder.namespace) in systems for allocation in ordered):
+    if systems.isdisjoint({reserved_by(namespace) for namespace in {one.holder.namespace for one in ordered}}):
         return tuple(ordered)
     tenants: dict[tuple[str, str], dict[Holder, None]] = {}
     for gpu_uuid, mig_uuid, holder in running:

@@ -139,9 +139,10 @@ def _untouched(found: bytes) -> bool:
     return found == _PATTERN * len(found)
 
 
-def _entries(found: bytes, count: int, room: int, name: str) -> list[tuple[int, int | None]]:
-    """Decode a list of processes, whose entries have the size that the driver wrote. Raises NvmlRefused if the size is
-    unknown, if an entry is no process or if there are more than `room`, because then no entry can be trusted."""
+def _entries(found: bytes, count: int, room: int, name: str) -> dict[int, int | None]:
+    """Decode a list of processes, whose entries have the size that the driver wrote, as `Driver.processes` returns it.
+    Raises NvmlRefused if the size is unknown, if an entry is no process or if there are more than `room`, because then
+    no entry can be trusted."""
     most = count * _LARGEST_ENTRY
     written = len(found[:most].rstrip(_PATTERN))
     size, more = divmod(written, count)
@@ -149,11 +150,11 @@ def _entries(found: bytes, count: int, room: int, name: str) -> list[tuple[int, 
         size = next((s for s in _ENTRIES if 0 <= written - (count - 1) * s - _FIRST_FIELDS <= s - _FIRST_FIELDS), 0)
     if count > room or not size or not _untouched(found[most:]):
         raise NvmlRefused(_UNKNOWN_SIZE, name)
-    processes: list[tuple[int, int | None]] = []
+    processes: dict[int, int | None] = {}
     for pid, memory in _ENTRIES[size].iter_unpack(found[: count * size]):
         if not 0 < pid <= MOST_PID:
             raise NvmlRefused(_NOT_PROCESSES, name)
-        processes.append((pid, None if memory == _NOT_REPORTED else memory))
+        processes[pid] = None if memory == _NOT_REPORTED else memory
     return processes
 
 
@@ -283,8 +284,9 @@ class Driver:
         kind = type(structures[0])
         return list(zip(*[map(getattr(kind, name).__get__, structures) for name in names], strict=True))
 
-    def processes(self, name: str, handle: Any) -> list[tuple[int, int | None]]:
-        """Return (pid, bytes of memory; None if not reported) of each process in a list of the driver.
+    def processes(self, name: str, handle: Any) -> dict[int, int | None]:
+        """Return the bytes of memory of each process in a list of the driver, by process number; None if the driver
+        does not report them.
 
         name: the function of the library that returns the list (`..._v3`).
 
@@ -303,7 +305,7 @@ class Driver:
             found = ctypes.create_string_buffer(_PATTERN * size, size)
             code = function(handle, ctypes.byref(count), found)
             if code == 0:
-                return _entries(found.raw, count.value, room, name) if count.value else []
+                return _entries(found.raw, count.value, room, name) if count.value else {}
             if code != _INSUFFICIENT_SIZE or room > _MOST_PROCESSES:
                 raise self._fault(code, name)
             count.value = min(max(count.value, room), _MOST_PROCESSES) * 2  # further calls may begin meanwhile

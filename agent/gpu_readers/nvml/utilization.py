@@ -407,7 +407,7 @@ class ProcessSampler:
         self._answering: set[str] = set()
         """Places whose list of graphics processes could be read once. A later refusal does not mean that it is
         empty."""
-        self._listed: dict[str, list[int]] = {}
+        self._listed: dict[str, set[int]] = {}
         self._last_rates: dict[int, int] = {}
         """Busy microseconds by pid at the last reading."""
         self._unlisted: dict[str, str] = {}
@@ -524,23 +524,21 @@ class ProcessSampler:
         """Return the processes of a GPU or MIG instance by process number. Raises NvmlRefused if a list cannot be read.
 
         place: the uuid of the instance; "" for the whole GPU."""
-        listed = self._driver.processes(_COMPUTE, handle)
-        pids = [pid for pid, _ in listed]
+        used = self._driver.processes(_COMPUTE, handle)
+        pids = set(used)
         due = self._listed.get(place) != pids or self._readings % _ASK_EVERY == 0
         drawing = self._also(_GRAPHICS, handle, place, due, lacks=place not in self._answering)
         clients = self._also(_MPS, handle, place, due, lacks=(_MPS, place) not in self._filled)
         self._listed[place] = pids
-        drawers, served = {pid for pid, _ in drawing}, {pid for pid, _ in clients}
-        used: dict[int, int | None] = {}
-        for pid, memory in (*listed, *drawing, *clients):  # each list reports all memory of a process
+        for pid, memory in (*drawing.items(), *clients.items()):  # each list reports all memory of a process
             known = used.get(pid)
             used[pid] = memory if known is None else max(known, memory or 0)
         return {
-            pid: _Running(place, _NOT_REPORTED if memory is None else memory // _MIB, pid in served, pid in drawers)
+            pid: _Running(place, _NOT_REPORTED if memory is None else memory // _MIB, pid in clients, pid in drawing)
             for pid, memory in used.items()
         }
 
-    def _also(self, name: str, handle: Any, place: str, due: bool, *, lacks: bool) -> list[tuple[int, int | None]]:
+    def _also(self, name: str, handle: Any, place: str, due: bool, *, lacks: bool) -> dict[int, int | None]:
         """Return the processes in a list that is usually empty. Raises NvmlRefused if the list cannot be read.
 
         name: the function that returns the list.
@@ -548,14 +546,14 @@ class ProcessSampler:
         lacks: True if the error "not supported" means that there are no such processes."""
         key = name, place
         if not due and key not in self._filled:
-            return []
+            return {}
         try:
             found = self._driver.processes(name, handle)
         except NvmlRefused as fault:
             if not (fault.empty or (fault.unsupported and lacks)):
                 self._filled.add(key)  # it is read every time until it answers
                 raise
-            found = []
+            found = {}
         else:
             if name == _GRAPHICS:
                 self._answering.add(place)

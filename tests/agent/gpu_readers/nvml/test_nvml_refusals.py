@@ -325,7 +325,7 @@ def test_a_list_of_any_length_is_read(fake_nvml: FakeNvml, size: int, count: int
     handle = driver.call("nvmlDeviceGetHandleByIndex", 0)
     for kind in ("Compute", "Graphics", "MPSCompute"):
         listed = driver.processes(f"nvmlDeviceGet{kind}RunningProcesses_v3", handle)
-        assert listed == [(pid, pid * 7) for pid in range(1, count + 1)]
+        assert listed == {pid: pid * 7 for pid in range(1, count + 1)}
 
 
 @pytest.mark.parametrize("fault", ["scrambled 1", "entry 23", "entry 33"])
