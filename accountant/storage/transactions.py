@@ -106,7 +106,7 @@ class Transactions:
             if isinstance(error, LedgerUnavailable):
                 raise LedgerUnavailable(f"{path}: cannot be read: {error}") from error
             raise
-        self._pod_nodes = PodNodes(self._database.cursor)
+        self._pod_nodes = PodNodes(self._database.cursor, self._names.origins.lacks)
         self._use = SenderUse(quotas)
         # Opening writes the log into the file, so everything durable is checkpointed.
         self._checkpointed: Mapping[Stream, int] = dict(self._state.marks)

@@ -321,7 +321,16 @@ def test_what_the_api_server_has_shown_of_a_pod_is_not_read_again(send, ledger, 
     ledger.observe(Facts(pods=(("prod", hand.fact(0, "pod-9", node="n9")),)), hand.now_ms)
     assert send(hand.row(2, 1, 2, holder=Holder("pod", "pod-9", "vision", "train-9"))).quarantined == 1, "it is on n9"
     assert any("FROM pod_node" in sql for sql in read)
-    assert not any("'$.node'" in sql for sql in read)
+    assert not any("FROM pod_seen" in sql for sql in read)
+    send(hand.row(3, 2, 3, holder=Holder("pod", "pod-8", "vision", "train-8")))
+    assert not any("FROM pod_seen" in sql for sql in read), "the API server has shown nothing of it"
+
+
+def test_what_the_api_server_has_shown_of_a_pod_counts_after_a_restart(opened, hand):
+    with closing(opened()) as ledger:
+        ledger.observe(Facts(pods=(("prod", hand.fact(0, "pod-9", node="n9")),)), hand.now_ms)
+    row = hand.row(1, holder=Holder("pod", "pod-9", "vision", "train-9"))
+    assert booked(opened(), hand.now_ms, hand.batch(row)).quarantined == 1, "it is on n9"
 
 
 @pytest.mark.parametrize("nodes", ["n1", "n[1,3-5]", "n1,n3"])

@@ -264,10 +264,18 @@ class PodNode(NamedTuple):
 
 
 class PodNodes:
-    """The writer's copy of the register of pods. Entries that are not cached are read from the tables."""
+    """The writer's copy of the register of pods. Entries that are not cached are read from the tables.
 
-    def __init__(self, cursor: Callable[[], AbstractContextManager[Cursor]], keep: int = KEEP) -> None:
+    lacks: whether the tables certainly have no fact of a pod."""
+
+    def __init__(
+        self,
+        cursor: Callable[[], AbstractContextManager[Cursor]],
+        lacks: Callable[[PodKey], bool],
+        keep: int = KEEP,
+    ) -> None:
         self._cursor = cursor
+        self._lacks = lacks
         self._keep = keep
         self.named: dict[PodKey, PodNode | None] = {}
         self.bound: dict[PodKey, str] = {}
@@ -289,7 +297,8 @@ class PodNodes:
                     self.named[cluster, uid] = PodNode(node, by_row)
         if unbound:
             # Most are new. To read `content` of all pods takes four times as long as to find out which are there.
-            there = self._of("SELECT cluster, uid FROM pod_seen WHERE uid IN (SELECT unnest(?))", unbound)
+            told = [key for key in unbound if not self._lacks(key)]
+            there = self._of("SELECT cluster, uid FROM pod_seen WHERE uid IN (SELECT unnest(?))", told) if told else []
             shown = "SELECT cluster, uid, content ->> '$.node' FROM pod_seen WHERE uid IN (SELECT unnest(?))"
             seen = self._of(shown, [(cluster, uid) for cluster, uid in there]) if there else []
             self.bound |= dict.fromkeys(unbound, "")

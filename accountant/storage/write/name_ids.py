@@ -169,11 +169,12 @@ class PodQueues(_WriterCache[PodKey, str]):
     def new_pods(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> frozenset[PodKey]:
         """Return the pods of these facts that certainly have no row, according to the cache."""
         self.open(cursor)
-        if not self._complete:
-            return frozenset()
-        # One by one, because a set difference would iterate over all of the dictionary.
         keys = ((cluster, fact.uid) for cluster, fact in facts)
-        return frozenset(key for key in keys if not self._has(key))
+        return frozenset(key for key in keys if self.lacks(key))
+
+    def lacks(self, key: PodKey) -> bool:
+        """Return whether the pod certainly has no row, according to the cache."""
+        return self._opened and self._complete and not self._has(key)
 
     def requeued(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> frozenset[PodKey]:
         """Return the pods with GPU time whose queue these facts, which are not written yet, may change."""
