@@ -24,7 +24,7 @@ from prometheus_client.core import Metric
 from accountant.api.dependencies import ServedLedger
 from accountant.billing.budget_forecast import states
 from accountant.billing.charge import ALLOCATED, Charge, quantify
-from accountant.billing.usage_pricing import charges, cost
+from accountant.billing.usage_pricing import charge_table, cost
 from accountant.core.periods import Month
 from accountant.core.settings import Settings
 from accountant.ledger.protocols import MOST_QUARANTINED, Moment, NodeFacts, policy_at
@@ -49,7 +49,7 @@ Key = TypeVar("Key", bound=tuple[str, ...])
 def families(ledger: Moment, book: PriceBook | None, settled_ms: int, timezone: str) -> Iterator[Metric]:
     """The figures of the quarter-hour that ends at `settled_ms`; the rows until then are expected to have arrived."""
     start, end = settled_ms - BUCKET_MS, settled_ms
-    charged = charges(ledger, book, start, end, ("team",), None, timezone)
+    charged = charge_table(ledger, book, start, end, ("team",), None, timezone).charges()
     capacity: Counter[tuple[str, str]] = Counter()
     unpriced: Counter[tuple[str, str]] = Counter()
     for charge in charged:

@@ -31,7 +31,7 @@ from typing import Final, NamedTuple
 
 from accountant.billing.charge import ALLOCATED, Charge, quantify, quantify_together, total_cost
 from accountant.billing.displayed_amounts import Part, parts
-from accountant.billing.usage_pricing import charges
+from accountant.billing.usage_pricing import charge_table
 from accountant.core.periods import Month, day_span, days, zone
 from accountant.ledger.protocols import Moment
 from accountant.prices.price_book import PriceBook
@@ -148,7 +148,9 @@ def states(
     start, end = month.span(zone(timezone))
     now = max(start, min(now_ms, end))
     by = grouping([policy])
-    spend = charges(ledger, book, start, now, by, None, timezone) if policy.budgets and now > start else []
+    spend = (
+        charge_table(ledger, book, start, now, by, None, timezone).charges() if policy.budgets and now > start else []
+    )
     return of_charges(spend, book, policy, month, now, timezone, ledger.status().extent[0])
 
 

@@ -26,7 +26,7 @@ from accountant.billing.charge_table import ACCOUNT, DETAIL, KEY, PLACE, ChargeT
 from accountant.billing.quota_usage import Lot, ModelSpans, reserve, unused_by_team
 from accountant.billing.statements import NOTHING_BESIDE, BookedItems, Statement, build, for_teams
 from accountant.billing.time_reallocation import spread_shares, whole_weights
-from accountant.billing.usage_pricing import charges, charges_by_grouping
+from accountant.billing.usage_pricing import charge_table, charges_by_grouping
 from accountant.core.periods import hours, zone
 from accountant.ledger.protocols import Moment, of_holders, without_holder
 from accountant.prices.price_book import Billing, PriceBook, commitment_use
@@ -115,7 +115,7 @@ def unused_commitments(
     unused_charges: list[Charge] = []
     for start, end in pieces(book, start_ms, end_ms):
         used: Counter[tuple[str, str]] = Counter()
-        for charge in charges(ledger, book, start, end, ("hour",), None, timezone):
+        for charge in charge_table(ledger, book, start, end, ("hour",), None, timezone).charges():
             if charge.row is not None and charge.billed:
                 used[charge.row.id, charge.key[0]] += charge.gpu_us
         lengths = hours(start, end, zone(timezone))
@@ -209,7 +209,7 @@ def bill_guarantees(
     unused = unused_by_team(policies, usage, start_ms, end_ms, zone(timezone))
     free: dict[Lot, Counter[tuple[Place, str]]] = defaultdict(Counter)
     for number, (begin, end) in enumerate(pairwise(spans.edges)):
-        for charge in charges(ledger, book, begin, end, ("hour",), None, timezone):
+        for charge in charge_table(ledger, book, begin, end, ("hour",), None, timezone).charges():
             if charge.account == "unallocated" and billing.of_pool(charge.place.pool).guaranteed == "owner":
                 lot = spans.lot(number, charge.key[0], charge.place.gpu_model)
                 free[lot][_place_and_price(charge)] += charge.gpu_us

@@ -10,7 +10,7 @@ from typing import Final
 
 from accountant.billing.charge import LINE_ACCOUNTS, Charge
 from accountant.billing.displayed_amounts import Keyed, by_itself, keyed, minor_parts
-from accountant.billing.usage_pricing import charge_table, charges, cost_of
+from accountant.billing.usage_pricing import charge_table, cost_of
 from accountant.core.periods import Month, zone
 from accountant.ledger.protocols import Moment
 from accountant.ledger.usage import Where
@@ -58,7 +58,7 @@ def displayed_costs(
     The amounts of several calendar months are the sums of those of each, because a month is charged by itself."""
     where = where or {}
     if book is None:
-        return DisplayedCosts(charges(ledger, book, start_ms, end_ms, by, where, timezone), {}, {})
+        return DisplayedCosts(charge_table(ledger, book, start_ms, end_ms, by, where, timezone).charges(), {}, {})
     values: list[Dimension] = [name for name in where if name not in OF_KINDS]
     tz = zone(timezone)
     month: tuple[Dimension, ...] = () if Month.of(start_ms, tz) == Month.of(end_ms - 1, tz) else ("month",)
@@ -70,7 +70,7 @@ def displayed_costs(
     divisions = [(tuple([charge.key[one] for one in at]), charge) for charge in called_off.each(several)]
     whole = divisions
     if where:
-        whole = keyed(charges(ledger, book, start_ms, end_ms, (*month, "team", *values), None, timezone))
+        whole = keyed(charge_table(ledger, book, start_ms, end_ms, (*month, "team", *values), None, timezone).charges())
     amounts: dict[tuple[str, ...], int] = defaultdict(int)
     unheld: dict[tuple[str, ...], int] = defaultdict(int)
     wholes, parts = (_by_first(len(month), items) for items in (whole, divisions))

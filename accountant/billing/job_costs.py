@@ -44,7 +44,7 @@ from accountant.billing.charge import (
 )
 from accountant.billing.charge_table import ACCOUNT, KEY, NO_CHARGES, PRICE, TIME, ChargeTable, numbered
 from accountant.billing.queue_waits import pods_by_job
-from accountant.billing.usage_pricing import charge_table, charges
+from accountant.billing.usage_pricing import charge_table
 from accountant.core.claim_overlap import Span
 from accountant.core.errors import UnsupportedQuestion
 from accountant.core.gpu_time_accounts import sum_by_key
@@ -787,7 +787,9 @@ def lifetime_costs(
     where: Where = {"namespace": {key.namespace for key in held}, "job": {key.job for key in held}}
     found: dict[JobKey, list[Charge]] = defaultdict(list)
     by: tuple[Dimension, ...] = ("cluster", "namespace", "job")
-    for charge in charges(ledger, book, min(first for first, _ in held.values()), now_ms, by, where, timezone):
+    for charge in charge_table(
+        ledger, book, min(first for first, _ in held.values()), now_ms, by, where, timezone
+    ).charges():
         if charge.account in ALLOCATED and JobKey(*charge.key) in held:
             found[JobKey(*charge.key)].append(charge)
     costs: dict[JobKey, dict[str, Decimal]] = {}
@@ -846,7 +848,7 @@ def epoch_lines(
             return [(one, None) for one in cut]
         found = [
             charge
-            for charge in charges(ledger, book, begin, end, ("hour",), mine, timezone)
+            for charge in charge_table(ledger, book, begin, end, ("hour",), mine, timezone).charges()
             if charge.account in ALLOCATED
         ]
         for number, share in zip(inside, divide_by_epoch(found, held, len(inside)), strict=True):

@@ -7,14 +7,14 @@ split. Only commitments are computed per hour, or part of an hour at the ends of
 Before it is priced, time moves between holders where the price book says so: `shared_gpus: busy` bills a holder for the
 time that it used beyond its share, and `mig_basis: memory` bills MIG instances by their memory.
 
-Ask `charge_table` for the columns of one grouping and `charges` for its rows, `charges_by_grouping` for several with
-the details of idle time, and `priced` if the usage is read already. `cost` is the answer of the API, `cost_of` that for
-charges that are known."""
+Ask `charge_table` for one grouping, `charges_by_grouping` for several with the details of idle time, and
+`usage_and_charges` for the usage beside its charges. `cost` is the answer of the API, `cost_of` that for charges that
+are known."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
@@ -40,13 +40,12 @@ from accountant.billing.charge_table import (
     numbered_prices,
 )
 from accountant.billing.time_reallocation import by_memory
-from accountant.core.claim_overlap import Span
 from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.core.periods import hours, zone
 from accountant.ledger.protocols import Moment, of_holders
 from accountant.ledger.usage import ACCOUNTS, LENT, PRICED_BY, START_UP, Int64Array, Usage, UsageMeasure, Where
 from accountant.prices.price_book import Committed, Price, PriceBook, commitment_cover
-from accountant.prices.unit_prices import Place, pieces, unit_price
+from accountant.prices.unit_prices import Place, pieces, price_edges, unit_price
 from accountant.wire.dimensions import OF_TIME
 from accountant.wire.usage_cost_and_job_models import CostAnswer, CostLine, Dimension
 from gputally.base import called_off
@@ -58,24 +57,6 @@ _IDLE_DETAILS: Final[tuple[Detail, ...]] = ("starting", "gang_waiting", "running
 _BILLED: Final = np.array([account in BILLED for account in ACCOUNTS])
 
 
-def charges(
-    ledger: Moment,
-    book: PriceBook | None,
-    start_ms: int,
-    end_ms: int,
-    by: Sequence[Dimension],
-    where: Where | None = None,
-    timezone: str = "UTC",
-) -> list[Charge]:
-    """Every account of every group with its price, over [start_ms, end_ms), sorted, without empty charges.
-
-    Without `where`, their gpu_us add up to the capacity of the span. Without a price book everything is unpriced.
-
-    Time covered by a commitment has the commitment's rate. To determine this time, the whole cluster is counted per
-    hour, for any grouping."""
-    return charge_table(ledger, book, start_ms, end_ms, by, where, timezone).charges()
-
-
 def charge_table(
     ledger: Moment,
     book: PriceBook | None,
@@ -85,23 +66,52 @@ def charge_table(
     where: Where | None = None,
     timezone: str = "UTC",
 ) -> ChargeTable:
-    """The `charges` of a span as one table."""
+    """Every account of every group with its price, over [start_ms, end_ms).
+
+    Without `where`, their gpu_us add up to the capacity of the span. Without a price book everything is unpriced.
+
+    Time covered by a commitment has the commitment's rate. To determine this time, the whole cluster is counted per
+    hour, for any grouping."""
     if book is None or not book.commits(start_ms, end_ms):
-        return _at_rows(ledger, book, pieces(book, start_ms, end_ms), by, where, timezone)
+        return _at_rows(ledger, book, price_edges(book, start_ms, end_ms), by, where, timezone)[1].without_details()
     dimensions: tuple[Dimension, ...] = tuple(dict.fromkeys((*by, *(where or {}), "team", "hour")))
     conditions = [(dimensions.index(name), frozenset(values)) for name, values in (where or {}).items()]
     priced: list[Charge] = []
     for start, end in pieces(book, start_ms, end_ms):
-        of_piece = _at_rows(ledger, book, [(start, end)], dimensions, None, timezone).charges()
+        _, of_piece = _at_rows(ledger, book, (start, end), dimensions, None, timezone)
         lengths = hours(start, end, zone(timezone))
         hour, team = dimensions.index("hour"), dimensions.index("team")
-        priced += _at_commitments(of_piece, book.committed(start), lengths, hour, team)
+        at_rows = of_piece.without_details().charges()
+        priced += _at_commitments(at_rows, book.committed(start), lengths, hour, team)
     found = add_by_key(
         (charge.key[: len(by)], charge)
         for charge in priced
         if all(charge.key[index] in values for index, values in conditions)
     )
     return PricedUsage.of_charges([found]).without_details()
+
+
+def usage_and_charges(
+    ledger: Moment,
+    book: PriceBook | None,
+    edges: Sequence[int],
+    by: Sequence[Dimension],
+    where: Where | None = None,
+    timezone: str = "UTC",
+    measures: Collection[UsageMeasure] = (),
+) -> tuple[Usage, PricedUsage]:
+    """The usage between the edges, by `by` and what prices it, and its charges.
+
+    edges: in none of the spans between them a price changes (accountant.prices.unit_prices.price_edges).
+    measures: those that the usage has, and perhaps others.
+
+    Both are of one question. If a commitment is in force, the charges are of another one, because commitments are
+    counted for the whole cluster."""
+    if book is None or not book.commits(edges[0], edges[-1]):
+        return _at_rows(ledger, book, edges, by, where, timezone, measures)
+    usage = ledger.usage(edges, _dimensions(book, by), where, timezone, measures)
+    of_spans = (charge_table(ledger, book, *span, by, where, timezone) for span in pairwise(edges))
+    return usage, PricedUsage.of_charges([table.charges() for table in of_spans])
 
 
 def _at_commitments(
@@ -135,19 +145,16 @@ def _at_commitments(
 def _at_rows(
     ledger: Moment,
     book: PriceBook | None,
-    spans: Sequence[Span],
+    edges: Sequence[int],
     by: Sequence[Dimension],
     where: Where | None,
     timezone: str,
-) -> ChargeTable:
-    """The charges of adjacent spans at the prices of the book's rows, without commitments and details."""
-    usage = ledger.usage(_edges(spans), _dimensions(book, by), where, timezone, measures_to_price(book))
-    starts, with_unheld = [start for start, _ in spans], not of_holders(where or ())
-    return PricedUsage.of(usage, by, book, starts, with_unheld=with_unheld).without_details()
-
-
-def _edges(spans: Sequence[Span]) -> tuple[int, ...]:
-    return (spans[0][0], *(end for _, end in spans))
+    measures: Collection[UsageMeasure] = (),
+) -> tuple[Usage, PricedUsage]:
+    """As `usage_and_charges`, at the prices of the book's rows, without commitments."""
+    asked = (*measures, *_to_price(book))
+    usage = ledger.usage(edges, _dimensions(book, by), where, timezone, asked)
+    return usage, PricedUsage.of(usage, by, book, edges[:-1], with_unheld=not of_holders(where or ()))
 
 
 def _dimensions(book: PriceBook | None, by: Sequence[Dimension]) -> tuple[Dimension, ...]:
@@ -156,7 +163,7 @@ def _dimensions(book: PriceBook | None, by: Sequence[Dimension]) -> tuple[Dimens
     return tuple(dict.fromkeys((*by, *PRICED_BY, *((_MIG,) if by_mig_memory else ()))))
 
 
-def measures_to_price(book: PriceBook | None) -> tuple[UsageMeasure, ...]:
+def _to_price(book: PriceBook | None) -> tuple[UsageMeasure, ...]:
     """The measures without which usage cannot be priced."""
     return LENT if book is not None and book.billing.shared_gpus == "busy" else ()
 
@@ -198,7 +205,7 @@ class PricedUsage:
         )
         price_of_row = price.reshape(len(starts), len(kinds))[usage.span, kind]
         gpu_us = usage.columns(ACCOUNTS)
-        for measure in measures_to_price(book):
+        for measure in _to_price(book):
             gpu_us[:, usage.names.index(measure.removeprefix("lent_"))] += usage.column(measure)
         rows, accounts = np.nonzero(gpu_us)
         billed_at = np.where(_BILLED[accounts], price_of_row[rows], 0)
@@ -263,24 +270,6 @@ def _found(values: Sequence[tuple[str, ...]], among: Sequence[tuple[str, ...]]) 
     return np.array(numbers, dtype=np.int64)
 
 
-def priced(
-    ledger: Moment,
-    book: PriceBook | None,
-    usage: Usage,
-    edges: Sequence[int],
-    by: Sequence[Dimension],
-    where: Where | None = None,
-    timezone: str = "UTC",
-) -> PricedUsage:
-    """The charges of the spans between the edges, in none of which a price changes, without details.
-
-    usage: that of these spans, unfiltered, by at least `by` and what prices it, with `measures_to_price`. It is read
-    again, with the filter, if a commitment is in force, because commitments are counted for the whole cluster."""
-    if book is not None and book.commits(edges[0], edges[-1]):
-        return PricedUsage.of_charges([charges(ledger, book, *span, by, where, timezone) for span in pairwise(edges)])
-    return PricedUsage.of(usage, by, book, edges[:-1])
-
-
 def charges_by_grouping(
     ledger: Moment,
     book: PriceBook | None,
@@ -297,22 +286,15 @@ def charges_by_grouping(
     where: a filter by dimensions that every grouping has.
 
     Raises CalledOff when nobody waits for it any more."""
-    spans = pieces(book, start_ms, end_ms)
-    commits = book is not None and book.commits(start_ms, end_ms)
-    # With commitments, `charges` asks for what prices the usage.
-    measures = START_UP if commits else (*START_UP, *measures_to_price(book))
-    usage: dict[int, Usage] = {}
+    edges, tables = price_edges(book, start_ms, end_ms), dict[int, ChargeTable]()
     # Start-up time is read once if those by day or hour are the first.
     for number in sorted(range(len(groupings)), key=lambda number: not OF_TIME & set(groupings[number])):
         called_off.check()
-        asked = _dimensions(book, groupings[number])
-        usage[number] = ledger.usage(_edges(spans), asked, None, timezone, measures)
-    tables = []
-    for number, by in enumerate(groupings):
-        called_off.check()
-        relation = usage.pop(number)
-        tables.append(priced(ledger, book, relation, _edges(spans), by, where, timezone).with_details(relation, by))
-    return [_filtered(columns, by, where) for by, columns in zip(groupings, tables, strict=True)] if where else tables
+        by = groupings[number]
+        usage, priced = usage_and_charges(ledger, book, edges, by, None, timezone, START_UP)
+        table = priced.with_details(usage, by)
+        tables[number] = _filtered(table, by, where) if where else table
+    return [tables[number] for number in range(len(groupings))]
 
 
 def _filtered(columns: ChargeTable, by: Sequence[Dimension], where: Where) -> ChargeTable:
@@ -351,14 +333,14 @@ def cost(
     """Billed time and its exact cost per group over [start_ms, end_ms): all groups, sorted by key.
 
     The lines add up to `total`, which does not depend on `by`."""
-    found = charges(ledger, book, start_ms, end_ms, by, where, timezone)
+    found = charge_table(ledger, book, start_ms, end_ms, by, where, timezone).charges()
     return cost_of(found, book, start_ms, end_ms, by)
 
 
 def cost_of(
     found: Sequence[Charge], book: PriceBook | None, start_ms: int, end_ms: int, by: Sequence[Dimension]
 ) -> CostAnswer:
-    """The answer of `cost` for these `charges`."""
+    """The answer of `cost` for these charges."""
     priced = quantify((charge.key, charge) for charge in found)
     unheld = unheld_parts(found, priced)
     lines = tuple(

@@ -47,7 +47,7 @@ from accountant.api import query_parameters
 from accountant.api.query_parameters import QuerySpan
 from accountant.billing.charge import ALLOCATED, Charge
 from accountant.billing.time_reallocation import spread_shares, whole_weights
-from accountant.billing.usage_pricing import charges
+from accountant.billing.usage_pricing import charge_table
 from accountant.compat.opencost_query import (
     ASSET,
     CONTROLLER_KINDS,
@@ -644,7 +644,9 @@ class AllocationSource:
         unpriced: dict[str, int] = {}
         with self._ledger.moment(start, end) as moment:
             facts_of = {(facts.cluster, facts.name): facts for facts in moment.status().nodes}
-            charged = charges(moment, self._book(), start, end, ("cluster", "node")) if start < end else []
+            charged = (
+                charge_table(moment, self._book(), start, end, ("cluster", "node")).charges() if start < end else []
+            )
         machines = {name: provider_id(facts) for name, facts in facts_of.items()}
         for charge in charged:
             cluster, node = charge.key
@@ -758,7 +760,7 @@ class AllocationSource:
         for chunk in (steps[at : at + many] for at in range(0, len(steps), many)):
             start, end = chunk[0][0], min(chunk[-1][1], now_ms)
             by = DIMENSIONS if grain is None else (*DIMENSIONS, grain)
-            charged = charges(moment, book, start, end, by) if start < end else []
+            charged = charge_table(moment, book, start, end, by).charges() if start < end else []
             if grain is None:
                 yield charged
                 continue

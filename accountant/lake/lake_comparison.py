@@ -15,7 +15,7 @@ from sqlglot import exp
 
 from accountant.billing.charge import quantify
 from accountant.billing.statements import Statement
-from accountant.billing.usage_pricing import charges
+from accountant.billing.usage_pricing import charge_table
 from accountant.core.periods import day_span, local_date
 from accountant.lake import tables
 from accountant.lake.engines.protocol import Engine
@@ -153,7 +153,9 @@ def _day_differences(
     if book is None:
         return differences
     unpriced_us = 0
-    priced = quantify((charge.key, charge) for charge in charges(ledger, book, *span, ("cluster",), None, timezone.key))
+    priced = quantify(
+        (charge.key, charge) for charge in charge_table(ledger, book, *span, ("cluster",), None, timezone.key).charges()
+    )
     for (cluster,), parts in priced.items():
         unpriced_us += sum(part.gpu_us for part in parts if part.cost is None)
         cost = sum((part.cost for part in parts if part.cost is not None), Decimal(0))

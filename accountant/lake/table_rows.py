@@ -25,7 +25,7 @@ import pyarrow as pa
 from accountant.billing.charge import BILLED, LINE_ACCOUNTS
 from accountant.billing.charge_table import numbered
 from accountant.billing.statements import Statement, StatementLine, canonical
-from accountant.billing.usage_pricing import PricedUsage, measures_to_price, priced
+from accountant.billing.usage_pricing import PricedUsage, usage_and_charges
 from accountant.bookkeeping.month_closing import statement_hash
 from accountant.core.gpu_time_accounts import sum_by_key
 from accountant.core.periods import day_span, local_hours
@@ -103,10 +103,8 @@ def day_rows(
     edges = sorted(
         {start_ms, end_ms, *(hour.start_ms for hour in hours), *(at for at in changes if start_ms < at < end_ms)}
     )
-    asked = (*START_UP, *MEASURES, *measures_to_price(book))
     by = (*DIMENSIONS, *labels)
-    found = moment.usage(edges, (*by, *PRICED_BY), None, timezone.key, asked)
-    usage = _Rows.of(found, by, priced(moment, book, found, edges, by, None, timezone.key))
+    usage = _Rows.of(by, *usage_and_charges(moment, book, edges, by, None, timezone.key, (*START_UP, *MEASURES)))
     prices, costs, unpriced_us = usage.amounts()
     begins, ends = np.array(edges[:-1], dtype=np.int64), np.array(edges[1:], dtype=np.int64)
     hour_starts = np.array([hour.start_ms for hour in hours], dtype=np.int64)
@@ -165,7 +163,7 @@ class _Rows:
     billed_us: Int64Array
 
     @classmethod
-    def of(cls, usage: Usage, by: Sequence[Dimension], charged: PricedUsage) -> _Rows:
+    def of(cls, by: Sequence[Dimension], usage: Usage, charged: PricedUsage) -> _Rows:
         """The rows of usage by these dimensions, with their charges. Time that pricing moved to where no row is, such
         as the memory of a GPU that no MIG instance has, gets a row without time of its own."""
         known, key = usage.keyed(by)

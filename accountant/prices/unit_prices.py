@@ -39,9 +39,14 @@ def memory_to_compute(profile: str, gpu_model: str) -> Fraction | None:
     return Fraction(memory * gpu.compute_slices, MEMORY_SLICES * mig.gpu_instance)
 
 
+def price_edges(book: PriceBook | None, start_ms: int, end_ms: int) -> tuple[int, ...]:
+    """The ends of the span and the instants in it at which a price changes, in order."""
+    return (start_ms, *(book.cuts(start_ms, end_ms) if book is not None else ()), end_ms)
+
+
 def pieces(book: PriceBook | None, start_ms: int, end_ms: int) -> list[Span]:
     """The span, split where a price changes, in order."""
-    return list(pairwise((start_ms, *(book.cuts(start_ms, end_ms) if book is not None else ()), end_ms)))
+    return list(pairwise(price_edges(book, start_ms, end_ms)))
 
 
 def unit_price(book: PriceBook | None, place: Place, at_ms: int, profile: str = "") -> Price | None:

@@ -40,7 +40,7 @@ from accountant.billing.statements import (
     payable_lines,
 )
 from accountant.billing.statements import build as build_statement
-from accountant.billing.usage_pricing import charges
+from accountant.billing.usage_pricing import charge_table
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.month_closing import booked_in_month, booked_later
 from accountant.core.periods import Days, Month, by_month, compared_span, local_date, span_before, zone
@@ -242,7 +242,9 @@ def read_data(
         policies=policies,
         month=month,
         since_ms=first_ms,
-        by_day=charges(ledger, book, start_ms, end_ms, by_day, None, timezone) if month is not None else (),
+        by_day=charge_table(ledger, book, start_ms, end_ms, by_day, None, timezone).charges()
+        if month is not None
+        else (),
         of_days=displayed_costs(ledger, book, start_ms, end_ms, ("day", "team"), None, timezone).known
         if month is not None and book is not None
         else {},

@@ -24,7 +24,7 @@ from accountant.billing.budget_forecast import states
 from accountant.billing.charge import ALLOCATED
 from accountant.billing.displayed_costs import displayed_costs
 from accountant.billing.queue_waits import WaitRow, queue_waits
-from accountant.billing.usage_pricing import charges
+from accountant.billing.usage_pricing import charge_table
 from accountant.core import periods
 from accountant.core.claim_overlap import Span
 from accountant.core.periods import Days, Month
@@ -245,7 +245,11 @@ def figures(moment: Moment, book: PriceBook | None, asked: GroupQuestion, found_
     table = explore_table.table_of(moment, book, *span, question)
     whole = moment.usage(span, ("team",), None, timezone).lines() if teams is None else None
     totals = [_total(moment, book, one, question, metered) for one in (span, before)]
-    held = [charge for charge in charges(moment, book, *span, BY_JOB, where, timezone) if charge.account in ALLOCATED]
+    held = [
+        charge
+        for charge in charge_table(moment, book, *span, BY_JOB, where, timezone).charges()
+        if charge.account in ALLOCATED
+    ]
     peaks = savings_hints.peaks_of(moment.usage(span, (*savings_hints.BY_NAME, "hour"), where, timezone))
     waits = None
     if by in ("team", "queue"):

@@ -16,7 +16,7 @@ from accountant.billing.cost_allocation import statement
 from accountant.billing.job_costs import JobChoice, JobFigures, JobList, chosen, lost_by
 from accountant.billing.queue_waits import pod_wait
 from accountant.billing.statements import Adjustment, Correction
-from accountant.billing.usage_pricing import charges
+from accountant.billing.usage_pricing import charge_table
 from accountant.bookkeeping.act_contents import booked_by
 from accountant.core.periods import Month, zone
 from accountant.core.record_age import is_old
@@ -274,7 +274,11 @@ def burn_per_hour(
     does not contain. Without a price book: (None, 0)."""
     if book is None:
         return None, 0
-    held = [one for one in charges(ledger, book, start_ms, end_ms, (), None, timezone) if one.account in ALLOCATED]
+    held = [
+        one
+        for one in charge_table(ledger, book, start_ms, end_ms, (), None, timezone).charges()
+        if one.account in ALLOCATED
+    ]
     parts = [part for several in quantify(((), one) for one in held).values() for part in several]
     spent = exact_sum(part.cost for part in parts if part.cost is not None)
     return spent * MS_PER_HOUR / (end_ms - start_ms), unpriced_us(parts)

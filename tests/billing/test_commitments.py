@@ -17,7 +17,7 @@ from rich.console import Console
 
 from accountant.billing.cost_allocation import bills, statement, unused_commitments
 from accountant.billing.statements import canonical, from_canonical
-from accountant.billing.usage_pricing import charges, cost
+from accountant.billing.usage_pricing import charge_table, cost
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.bookkeeping.invoice_reconciliation import Invoice, InvoiceLine
 from accountant.bookkeeping.price_book_versions import difference
@@ -77,7 +77,7 @@ def test_an_hour_below_and_an_hour_above(tmp_path):
     )
     priced = book(tmp_path)
     span = at("2026-10-01T00:00"), at("2026-10-01T02:00")
-    assert by_row(charges(ledger, priced, *span, ("team",))) == {
+    assert by_row(charge_table(ledger, priced, *span, ("team",)).charges()) == {
         ("vision", "rate"): 6 + 6, ("vision", "list"): 3, ("speech", "rate"): 2, ("speech", "list"): 1,
     }  # fmt: skip
     (unused,) = unused_commitments(ledger, priced, *span)
@@ -134,16 +134,16 @@ def test_a_question_about_one_team_has_the_whole_clusters_shares(tmp_path):
     ledger = ListLedger(busy_month("2026-10-01", "2026-10-08"))
     span = at("2026-10-01T00:30"), at("2026-10-07T10:10")
     priced = book(tmp_path, "- {id: h100-2026, gpus: 13}")
-    whole = {c for c in charges(ledger, priced, *span, ("team",)) if c.key == ("vision",)}
-    assert whole == set(charges(ledger, priced, *span, ("team",), {"team": ["vision"]}))
+    whole = {c for c in charge_table(ledger, priced, *span, ("team",)).charges() if c.key == ("vision",)}
+    assert whole == set(charge_table(ledger, priced, *span, ("team",), {"team": ["vision"]}).charges())
     finer = cost(ledger, priced, *span, ("team", "job")).lines
     # Hours have nine decimals: what is told apart more finely is rounded more often.
     (coarse,) = [line for line in cost(ledger, priced, *span, ("team",)).lines if line.key == {"team": "vision"}]
     assert sum(line.gpu_us for line in finer if line.key["team"] == "vision") == coarse.gpu_us
     plain = price_book(SAMPLE_PRICES)
-    for account in {c.account for c in charges(ledger, plain, *span, ())}:
+    for account in {c.account for c in charge_table(ledger, plain, *span, ()).charges()}:
         amounts = [
-            sum(c.gpu_us for c in charges(ledger, which, *span, ()) if c.account == account)
+            sum(c.gpu_us for c in charge_table(ledger, which, *span, ()).charges() if c.account == account)
             for which in (plain, priced)
         ]
         assert amounts[0] == amounts[1]
@@ -155,7 +155,9 @@ def test_used_and_unused_are_the_commitment_in_every_hour_also_a_repeated_one(tm
     priced = book(tmp_path, "- {id: h100-2026, gpus: 20}")
     span = at("2026-10-24T22:00"), at("2026-10-25T23:00")
     used = sum(
-        c.gpu_us for c in charges(ledger, priced, *span, (), None, "Europe/Berlin") if c.row and c.row.id == "rate"
+        c.gpu_us
+        for c in charge_table(ledger, priced, *span, (), None, "Europe/Berlin").charges()
+        if c.row and c.row.id == "rate"
     )
     unused = sum(c.gpu_us for c in unused_commitments(ledger, priced, *span, "Europe/Berlin"))
     assert used + unused == 25 * 20 * HOUR_US
@@ -164,7 +166,10 @@ def test_used_and_unused_are_the_commitment_in_every_hour_also_a_repeated_one(tm
 def test_a_rate_holds_in_its_time_alone(tmp_path):
     ledger = ledger_of(held("2026-12-31T23:00", "2027-01-01T01:00", 1))
     span = at("2026-12-31T23:00"), at("2027-01-01T01:00")
-    assert by_row(charges(ledger, book(tmp_path), *span, ("team",))) == {("vision", "rate"): 1, ("vision", "list"): 1}
+    assert by_row(charge_table(ledger, book(tmp_path), *span, ("team",)).charges()) == {
+        ("vision", "rate"): 1,
+        ("vision", "list"): 1,
+    }
     assert by_row(unused_commitments(ledger, book(tmp_path), *span)) == {("platform", "rate"): 7}
 
 

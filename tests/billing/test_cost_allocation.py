@@ -18,7 +18,7 @@ from accountant.billing.charge import quantify, total_cost
 from accountant.billing.cost_allocation import billed_tables, bills, weights
 from accountant.billing.quota_usage import ModelSpans, quotas, reserve
 from accountant.billing.time_reallocation import spread_shares
-from accountant.billing.usage_pricing import charges, split_in_order
+from accountant.billing.usage_pricing import charge_table, split_in_order
 from accountant.core.borrowed_time import HolderTime, lend
 from accountant.core.start_up import Launch, PhaseSpan, gang, phase_spans
 from accountant.prices.price_book import PriceBook
@@ -234,7 +234,7 @@ def test_policies_move_time_and_keep_it(rows, free, chosen, deserved):
     billing = f"billing: {{idle: {everywhere}, pools: {{a: {{unallocated: {of_a}}}}}}}\n"
     span = origin, origin + 86_400_000
     found = bills(ledger, book(billing), *span, ("team",))
-    plain = charges(ledger, book(billing), *span, ("team",))
+    plain = charge_table(ledger, book(billing), *span, ("team",)).charges()
 
     def sums(some):
         return time_by(some, lambda charge: (charge.account, charge.place, charge.bucket))
@@ -360,7 +360,7 @@ def test_what_idle_is_spread_by_is_summed_without_rounding():
         held(*DAY, 1, team="nlp", gpu_model="Tesla T4"),
     )
     odd = validate(parse(book().model_dump_json(by_alias=True).replace('"4"', '"4.000001"'), "book.json"), PriceBook)
-    found = charges(ledger, odd, *(at(day) for day in DAY), ("team",))
+    found = charge_table(ledger, odd, *(at(day) for day in DAY), ("team",)).charges()
     with localcontext() as context:
         exact = weights(found, ("team",))
         context.prec = 5

@@ -18,7 +18,7 @@ from accountant.billing.displayed_costs import displayed_costs
 from accountant.billing.statement_breakdown import DIMENSIONS, LineFilter, itemise
 from accountant.billing.statements import build as build_statement
 from accountant.billing.statements import payable_lines
-from accountant.billing.usage_pricing import charges
+from accountant.billing.usage_pricing import charge_table
 from accountant.core.periods import Month, zone
 from accountant.reports.report_builder import build
 from accountant.web import explore_table
@@ -149,7 +149,7 @@ def test_a_job_has_one_amount_on_its_page_in_lists_explore_and_statement_lines(s
     ledger = ListLedger(spans)
     by_job = DIMENSIONS["job"]
     exact: dict[tuple[str, ...], list[Charge]] = defaultdict(list)
-    for charge in charges(ledger, BOOK, *SPAN, by_job):
+    for charge in charge_table(ledger, BOOK, *SPAN, by_job).charges():
         if charge.key[by_job.index("job")]:
             exact[charge.key].append(charge)
     costs = {key: total_cost(quantify_together(of_job)) for key, of_job in exact.items()}

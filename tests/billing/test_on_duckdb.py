@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from accountant.billing.cost_allocation import statement
 from accountant.billing.statements import canonical, from_canonical
-from accountant.billing.usage_pricing import charges, cost
+from accountant.billing.usage_pricing import charge_table, cost
 from accountant.bookkeeping.bookkeeper import Bookkeeper
 from accountant.core.gpu_time_accounts import split
 from accountant.core.periods import Month, days, zone
@@ -137,7 +137,8 @@ def test_statements_are_equal_to_the_byte(duck, plain, book):
 def test_priced_time_is_additive_over_any_split(duck, book, cuts):
     def priced(start, end):
         return time_by(
-            charges(present(duck), book, start, end, ("team",)), lambda charge: (charge.key[0], charge.bucket)
+            charge_table(present(duck), book, start, end, ("team",)).charges(),
+            lambda charge: (charge.key[0], charge.bucket),
         )
 
     edges = [ORIGIN, *sorted(ORIGIN + cut for cut in cuts), SPAN[1]]

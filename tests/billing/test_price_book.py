@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accountant.billing.time_reallocation import rebase
-from accountant.billing.usage_pricing import charges, cost
+from accountant.billing.usage_pricing import charge_table, cost
 from accountant.core.periods import zone
 from accountant.prices.price_book import (
     AWS_WEIGHTS,
@@ -400,7 +400,7 @@ def test_a_gpu_of_seven_instances_by_memory(vectors):
     assert answer.total == Decimal(str(price))
     held = {line.key["team"]: line.gpu_us for line in answer.lines}
     assert held == {"vision": HOUR * 7 // 8, IDLE: HOUR // 8}
-    assert sum(charge.gpu_us for charge in charges(ledger, by_memory, *hour, by=("pod",))) == HOUR
+    assert sum(charge.gpu_us for charge in charge_table(ledger, by_memory, *hour, by=("pod",)).charges()) == HOUR
     one = cost(ledger, by_memory, *hour, by=("pod",), where={"pod": {"p0"}})
     assert one.lines[0].gpu_us == HOUR // 8 - 1
 

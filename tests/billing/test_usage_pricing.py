@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.billing.charge import quantify
-from accountant.billing.usage_pricing import charges, cost
+from accountant.billing.usage_pricing import charge_table, cost
 from accountant.wire.policy_models import IDLE
 from tests.billing.usage_rows import at, held, ledger_of, price_book, time_by, unheld
 from tests.fakes.list_ledger import ListLedger, Row
@@ -53,7 +53,7 @@ def test_usage_and_allocation_basis_vector(vectors):
     case = vectors["opencost-issue-3900"]
     ledger = ledger_of(held("2026-10-01", "2026-10-01T01:00", busy=case["input"]["utilisation"]))
     book = price_book(f"id: a, model: H100, price: {case['input']['price']}, valid_from: 2026-01-01")
-    found = charges(ledger, book, at("2026-10-01"), at("2026-10-02"), by=())
+    found = charge_table(ledger, book, at("2026-10-01"), at("2026-10-02"), by=()).charges()
     parts = quantify(((charge.account,), charge) for charge in found)
     used = sum(part.cost for part in parts["busy",])
     idle = sum(part.cost for part in parts["allocated_idle",])
@@ -157,7 +157,7 @@ def test_additive_over_any_split_and_blind_to_order(spans, change, cuts, order):
     start, end = origin, origin + 600 * 60_000
 
     def priced(start, end):
-        found = charges(ListLedger(rows), book, start, end, by=("team",))
+        found = charge_table(ListLedger(rows), book, start, end, by=("team",)).charges()
         return time_by(found, lambda charge: (charge.key[0], charge.bucket))
 
     edges = [start, *sorted({start + cut for cut in cuts if 0 < cut < end - start}), end]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from accountant.billing.charge import BILLED, Charge
-from accountant.billing.usage_pricing import charges, cost
+from accountant.billing.usage_pricing import charge_table, cost
 from accountant.compat import opencost_query
 from accountant.compat.opencost_api import (
     AllocationSource,
@@ -265,7 +265,9 @@ def test_summaries(port: Port) -> None:
 
 def test_everything_adds_up_to_the_capacity_that_was_billed(port: Port) -> None:
     window = START_MS, START_MS + 24 * HOUR_MS
-    priced = [c for c in charges(present(port.ledger), port.book, *window, ()) if c.account in BILLED and c.row]
+    priced = [
+        c for c in charge_table(present(port.ledger), port.book, *window, ()).charges() if c.account in BILLED and c.row
+    ]
     exact = sum((Fraction(c.row.price) * c.gpu_us for c in priced if c.row), Fraction(0)) / HOUR_US
     assert sum(port.costs(includeIdle="true")[0].values()) == pytest.approx(float(exact))
     assert float(cost(present(port.ledger), port.book, *window, ()).total or 0) == pytest.approx(float(exact))

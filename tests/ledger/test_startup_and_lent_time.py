@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billing.usage_pricing import charges
+from accountant.billing.usage_pricing import charge_table
 from accountant.core.start_up import Launch, gang, phase_spans
 from accountant.ledger.protocols import Down, Facts, NodeFacts
 from accountant.ledger.team_assignment import NO_POLICY
@@ -101,11 +101,13 @@ def test_borrowed_time_comes_from_the_free_part_then_from_co_holders(shared_gpu)
 def test_the_bill_never_exceeds_the_gpu(shared_gpu):
     book = price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01")
     book = book.model_copy(update={"billing": Billing(shared_gpus="busy")})
-    found = charges(present(shared_gpu), book, START_MS, START_MS + 10 * MINUTE, ("pod",))
+    found = charge_table(present(shared_gpu), book, START_MS, START_MS + 10 * MINUTE, ("pod",)).charges()
     assert {(c.key[0], c.account): c.gpu_us for c in found} == {
         ("calm", "busy"): 10_000_000, ("greedy", "busy"): 590_000_000,
     }  # fmt: skip
-    only = charges(present(shared_gpu), book, START_MS, START_MS + 10 * MINUTE, ("team",), {"pod": {"greedy"}})
+    only = charge_table(
+        present(shared_gpu), book, START_MS, START_MS + 10 * MINUTE, ("team",), {"pod": {"greedy"}}
+    ).charges()
     assert sum(c.gpu_us for c in only) == 590_000_000
 
 

@@ -14,7 +14,7 @@ from accountant.billing.charge import ALLOCATED, Charge
 from accountant.billing.cost_allocation import billed_tables, bills
 from accountant.billing.statement_breakdown import DIMENSIONS
 from accountant.billing.statements import build
-from accountant.billing.usage_pricing import charges
+from accountant.billing.usage_pricing import charge_table
 from accountant.ledger.protocols import Facts
 from accountant.ledger.usage import ACCOUNTS
 from accountant.prices.price_book import Billing, IdlePolicy, PriceBook
@@ -89,7 +89,7 @@ def test_bills_add_up_to_the_charges(rows, cuts, book, order):
             batch = HAND.batch(*idle, cluster=cluster, node=node, epoch=node)
             assert booked(ledger, HAND.now_ms, batch).quarantined == 0
         with ledger.moment(*span) as moment:
-            expected_sums = by_account(charges(moment, book, *span, (), None, ZONE))
+            expected_sums = by_account(charge_table(moment, book, *span, (), None, ZONE).charges())
             together = [table.by_line() for table in billed_tables(moment, book, *span, several, ZONE)]
             for by, lines in zip(several, together, strict=True):
                 alone = bills(moment, book, *span, by, ZONE)
@@ -118,7 +118,9 @@ def test_columns_and_charges_rank_alike(rows, cuts, order):
             assert {key: (peak.held_us, peak.busy_us) for key, peak in peaks.items()} == most
 
             (billed,) = billed_tables(moment, BOOK, *span, (BY_JOB,))
-            held = [charge for charge in charges(moment, BOOK, *span, BY_JOB) if charge.account in ALLOCATED]
+            held = [
+                charge for charge in charge_table(moment, BOOK, *span, BY_JOB).charges() if charge.account in ALLOCATED
+            ]
         for team in (None, "red", "nobody"):
             found = BilledJobs.of(billed).ranked(team)
             mine = [charge for charge in held if team in (None, charge.key[0])]

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from accountant.billing.charge import ALLOCATED
-from accountant.billing.usage_pricing import charges
+from accountant.billing.usage_pricing import charge_table
 from accountant.core.claim_overlap import intersect, subtract, union
 from accountant.core.errors import UnsupportedQuestion
 from accountant.core.gpu_time_accounts import ACCOUNT_CELLS, AccountVector, add, part, sum_by_key
@@ -490,7 +490,7 @@ def test_cost_and_weights_are_the_formula_whatever_the_order(
     if half_life is None:
         ones = [
             charge
-            for charge in charges(present(first), prices, start, at_ms, ("queue",))
+            for charge in charge_table(present(first), prices, start, at_ms, ("queue",)).charges()
             if charge.account in ALLOCATED
         ]
         for queue in nothing:
