@@ -24,12 +24,13 @@ from prometheus_client.core import Metric
 from accountant.api.dependencies import ServedLedger
 from accountant.billing.budget_forecast import states
 from accountant.billing.charge import ALLOCATED, Charge, quantify
-from accountant.billing.usage_pricing import charge_table, cost
+from accountant.billing.usage_pricing import cost_of, usage_and_charges
 from accountant.core.periods import Month
 from accountant.core.settings import Settings
 from accountant.ledger.protocols import MOST_QUARANTINED, Moment, NodeFacts, policy_at
-from accountant.ledger.usage import ACCOUNTS, coverage
+from accountant.ledger.usage import ACCOUNTS, Usage, coverage
 from accountant.prices.price_book import PriceBook
+from accountant.prices.unit_prices import price_edges
 from accountant.runtime.job_and_task_metrics import CachingCollector
 from accountant.wire.policy_models import IDLE, Policy
 from accountant.wire.usage_cost_and_job_models import UsageLine
@@ -49,7 +50,7 @@ Key = TypeVar("Key", bound=tuple[str, ...])
 def families(ledger: Moment, book: PriceBook | None, settled_ms: int, timezone: str) -> Iterator[Metric]:
     """The figures of the quarter-hour that ends at `settled_ms`; the rows until then are expected to have arrived."""
     start, end = settled_ms - BUCKET_MS, settled_ms
-    charged = charge_table(ledger, book, start, end, ("team",), None, timezone).charges()
+    usage, charged = _usage_and_charges(ledger, book, start, end, timezone)
     capacity: Counter[tuple[str, str]] = Counter()
     unpriced: Counter[tuple[str, str]] = Counter()
     for charge in charged:
@@ -62,7 +63,7 @@ def families(ledger: Moment, book: PriceBook | None, settled_ms: int, timezone: 
         _in_gpus(capacity),
         labels=["gpu_model", "pool"],
     )
-    by_model, by_team = by_account(ledger.usage((start, end), ("team", "gpu_model"), None, timezone).lines())
+    by_model, by_team = by_account(usage)
     yield gauge(
         "gputally_account_gpus",
         "GPUs of the last quarter of an hour by account, on average; the accounts add up to the capacity.",
@@ -92,9 +93,18 @@ def families(ledger: Moment, book: PriceBook | None, settled_ms: int, timezone: 
     yield gauge(
         "gputally_unmetered_gpus",
         f"Unmetered GPUs of a node in the last quarter of an hour, on average; the {MOST_NODES} nodes with the most.",
-        _in_gpus(_unmetered(ledger, start, end)),
+        _in_gpus(_unmetered(ledger, start, end) if (coverage(usage) or 0) < 1 else {}),
         labels=["node"],
     )
+
+
+def _usage_and_charges(
+    ledger: Moment, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str
+) -> tuple[Usage, list[Charge]]:
+    """The usage of a span by what prices it, and its charges by team."""
+    edges = price_edges(book, start_ms, end_ms)
+    usage, priced = usage_and_charges(ledger, book, edges, ("team",), None, timezone)
+    return usage, priced.without_details().charges()
 
 
 def _in_gpus(sums: Mapping[Key, int]) -> Iterator[tuple[Key, float]]:
@@ -102,16 +112,17 @@ def _in_gpus(sums: Mapping[Key, int]) -> Iterator[tuple[Key, float]]:
     return ((labels, gpu_us / _GPU_US) for labels, gpu_us in sorted(sums.items()))
 
 
-def by_account(lines: Iterable[UsageLine]) -> tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]]:
+def by_account(usage: Usage) -> tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]]:
     """Two sums of usage in GPU-µs: by (account, GPU model), including 0, and by (team, account), without 0."""
     models: Counter[tuple[str, str]] = Counter()
     teams: Counter[tuple[str, str]] = Counter()
-    for line in lines:
-        for account in ACCOUNTS:
-            gpu_us = getattr(line.accounts_gpu_us, account)
-            models[account, line.key["gpu_model"]] += gpu_us
+    by = usage.by.index("team"), usage.by.index("gpu_model")
+    for key, row in zip(usage.row_keys(), usage.columns(ACCOUNTS).tolist(), strict=True):
+        team, model = (key[place] for place in by)
+        for account, gpu_us in zip(ACCOUNTS, row, strict=True):
+            models[account, model] += gpu_us
             if gpu_us:
-                teams[line.key["team"], account] += gpu_us
+                teams[team, account] += gpu_us
     return models, teams
 
 
@@ -125,8 +136,6 @@ def _burn_rates(charged: list[Charge], book: PriceBook | None) -> Iterator[tuple
 
 def _unmetered(ledger: Moment, start_ms: int, end_ms: int) -> dict[tuple[str], int]:
     """GPU-µs of unmetered time of the MOST_NODES nodes with the most, by (node,)."""
-    if (coverage(ledger.usage((start_ms, end_ms), ())) or 0) >= 1:
-        return {}
     missing = {
         (line.key["node"],): line.accounts_gpu_us.unmetered
         for line in ledger.usage((start_ms, end_ms), ("node",)).lines()
@@ -187,6 +196,45 @@ _WATERMARK_COVERAGE = 0.98
 _BUDGET = ("budget", "team", "queue")
 
 
+def _month(moment: Moment, book: PriceBook | None, start_ms: int, settled_ms: int, timezone: str) -> Iterator[Metric]:
+    """The figures of a month up to `settled_ms`."""
+    usage, charged = _usage_and_charges(moment, book, start_ms, settled_ms, timezone)
+    by_model, by_team = by_account(usage)
+    yield gauge(
+        "gputally_month_account_gpu_seconds",
+        "GPU time of the current month so far by account; the accounts add up to the capacity.",
+        _in_seconds(by_model.items()),
+        labels=["account", "gpu_model"],
+    )
+    yield gauge(
+        "gputally_month_team_gpu_seconds",
+        "GPU time held by each team in the current month so far, by account.",
+        _in_seconds(by_team.items()),
+        labels=["team", "account"],
+    )
+    by_namespace = moment.usage((start_ms, settled_ms), ("team", "namespace")).lines()
+    yield gauge(
+        "gputally_month_namespace_gpu_seconds",
+        f"GPU time held in the current month so far by team and namespace, used or not; the {MOST_NAMESPACES} largest.",
+        _in_seconds(of_namespaces(by_namespace)),
+        labels=["team", "namespace"],
+    )
+    costs = cost_of(charged, book, start_ms, settled_ms, ("team",)).lines if book else ()
+    currency = book.currency if book else ""
+    yield gauge(
+        "gputally_month_team_cost",
+        "Cost of what each team held in the current month so far, without shares of idle capacity; `__idle__`: "
+        "cost of capacity that no team held; absent for a team with unpriced time.",
+        (([line.key["team"], currency], float(line.cost)) for line in costs if line.cost is not None),
+        labels=["team", "currency"],
+    )
+    yield _figure(
+        "gputally_ledger_coverage_ratio",
+        "Metered share of the current month's capacity, 0 to 1; absent while the month has no known capacity.",
+        coverage(usage),
+    )
+
+
 class LedgerCollector(CachingCollector):
     """Collects all families of the ledger. book: returns the price book in force."""
 
@@ -209,61 +257,29 @@ class LedgerCollector(CachingCollector):
 
     def _of_the_ledger(self, now_ms: int) -> Iterator[Metric]:
         settled = now_ms - SETTLE_MS
-        month = Month.of(settled, self._settings.zone)
+        month = Month.of(settled - 1, self._settings.zone)
         start = month.span(self._settings.zone)[0]
-        zone = self._settings.timezone
+        zone, book = self._settings.timezone, self._book()
         with self._ledger.moment(min(start, settled - MS_PER_HOUR), settled) as moment:
             status = moment.status()
             version = policy_at(status, settled)
             policy = None if version is None else version.policy
-            yield from self._month(moment, start, settled)
-            yield from families(moment, self._book(), settled, zone)
+            yield from _month(moment, book, start, settled, zone)
+            yield from families(moment, book, settled, zone)
             yield of_nodes(status.nodes, now_ms)
             yield of_queues(policy)
-            yield from self._budgets(moment, policy, month, settled)
-            yield from self._trust(moment, start, settled, now_ms)
+            yield from self._budgets(moment, book, policy, month, settled)
+            yield from self._trust(moment, settled, now_ms)
 
-    def _month(self, moment: Moment, start_ms: int, settled_ms: int) -> Iterator[Metric]:
-        zone, has_begun, book = self._settings.timezone, settled_ms > start_ms, self._book()
-        usage = moment.usage((start_ms, settled_ms), ("team", "gpu_model"), None, zone).lines() if has_begun else []
-        by_model, by_team = by_account(usage)
-        yield gauge(
-            "gputally_month_account_gpu_seconds",
-            "GPU time of the current month so far by account; the accounts add up to the capacity.",
-            _in_seconds(by_model.items()),
-            labels=["account", "gpu_model"],
-        )
-        yield gauge(
-            "gputally_month_team_gpu_seconds",
-            "GPU time held by each team in the current month so far, by account.",
-            _in_seconds(by_team.items()),
-            labels=["team", "account"],
-        )
-        by_namespace = moment.usage((start_ms, settled_ms), ("team", "namespace")).lines() if has_begun else []
-        yield gauge(
-            "gputally_month_namespace_gpu_seconds",
-            "GPU time held in the current month so far by team and namespace, used or not; the "
-            f"{MOST_NAMESPACES} largest.",
-            _in_seconds(of_namespaces(by_namespace)),
-            labels=["team", "namespace"],
-        )
-        costs = cost(moment, book, start_ms, settled_ms, ("team",), None, zone).lines if book and has_begun else ()
-        currency = book.currency if book else ""
-        yield gauge(
-            "gputally_month_team_cost",
-            "Cost of what each team held in the current month so far, without shares of idle capacity; `__idle__`: "
-            "cost of capacity that no team held; absent for a team with unpriced time.",
-            (([line.key["team"], currency], float(line.cost)) for line in costs if line.cost is not None),
-            labels=["team", "currency"],
-        )
-
-    def _budgets(self, moment: Moment, policy: Policy | None, month: Month, settled_ms: int) -> Iterator[Metric]:
+    def _budgets(
+        self, moment: Moment, book: PriceBook | None, policy: Policy | None, month: Month, settled_ms: int
+    ) -> Iterator[Metric]:
         """The families of the policy's budgets. A budget with unknown spend has no share. The label `team` is the
         budget's team, or the team of its queue."""
         budgets = []
         if policy is not None:
             zone = self._settings.timezone
-            for state in states(moment, self._book(), policy, month, settled_ms, zone):
+            for state in states(moment, book, policy, month, settled_ms, zone):
                 team = state.team or policy.team_of(state.queue)
                 budgets.append(((state.name, team, state.queue or ""), state))
         yield gauge(
@@ -301,13 +317,7 @@ class LedgerCollector(CachingCollector):
             labels=[*_BUDGET, "bound"],
         )
 
-    def _trust(self, moment: Moment, start_ms: int, settled_ms: int, now_ms: int) -> Iterator[Metric]:
-        share = coverage(moment.usage((start_ms, settled_ms), ())) if settled_ms > start_ms else None
-        yield _figure(
-            "gputally_ledger_coverage_ratio",
-            "Metered share of the current month's capacity, 0 to 1; absent while the month has no known capacity.",
-            share,
-        )
+    def _trust(self, moment: Moment, settled_ms: int, now_ms: int) -> Iterator[Metric]:
         reached = moment.status().watermark(now_ms, _WATERMARK_COVERAGE)
         yield _figure(
             "gputally_ledger_watermark_timestamp_seconds",
