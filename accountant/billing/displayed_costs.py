@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final
 
 from accountant.billing.charge import LINE_ACCOUNTS, Charge
 from accountant.billing.displayed_amounts import Keyed, by_itself, keyed, minor_parts
-from accountant.billing.usage_pricing import charge_table, cost_of
+from accountant.billing.usage_pricing import charge_table, cost_of, usage_and_charges
 from accountant.core.periods import Month, zone
 from accountant.ledger.protocols import Moment
-from accountant.ledger.usage import Where
+from accountant.ledger.usage import MEASURES, Usage, UsageMeasure, Where
 from accountant.prices.price_book import PriceBook
+from accountant.prices.unit_prices import price_edges
 from accountant.wire.usage_cost_and_job_models import CostAnswer, Dimension
 from gputally.base import called_off
 from gputally.base.money import minor_places, sum_if_known
@@ -53,19 +54,36 @@ def displayed_costs(
     where: Where | None = None,
     timezone: str = "UTC",
 ) -> DisplayedCosts:
-    """The charges of [start_ms, end_ms) by group, as `usage_pricing.charges` gives them, with the amounts to show.
+    """The charges of [start_ms, end_ms) by group, as `usage_pricing.charge_table` gives them, with the amounts to show.
 
     The amounts of several calendar months are the sums of those of each, because a month is charged by itself."""
+    return displayed_usage(ledger, book, start_ms, end_ms, by, where, timezone, ())[1]
+
+
+def displayed_usage(
+    ledger: Moment,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    by: Sequence[Dimension],
+    where: Where | None = None,
+    timezone: str = "UTC",
+    measures: Collection[UsageMeasure] = MEASURES,
+) -> tuple[Usage, DisplayedCosts]:
+    """The usage of [start_ms, end_ms) by group, with these measures, and its `displayed_costs`, of one question
+    (`usage_pricing.usage_and_charges`)."""
     where = where or {}
-    if book is None:
-        return DisplayedCosts(charge_table(ledger, book, start_ms, end_ms, by, where, timezone).charges(), {}, {})
     values: list[Dimension] = [name for name in where if name not in OF_KINDS]
     tz = zone(timezone)
     month: tuple[Dimension, ...] = () if Month.of(start_ms, tz) == Month.of(end_ms - 1, tz) else ("month",)
     finest: tuple[Dimension, ...] = tuple(dict.fromkeys((*by, *values, "team", *month)))
-    table = charge_table(ledger, book, start_ms, end_ms, finest, where, timezone)
+    edges = price_edges(book, start_ms, end_ms)
+    read, priced = usage_and_charges(ledger, book, edges, finest, where, timezone, measures)
+    usage, table = read.grouped(by, spans=False), priced.without_details()
     several = table.charges()
     own = several if len(finest) == len(by) else table.regrouped(range(len(by))).charges()
+    if book is None:
+        return usage, DisplayedCosts(own, {}, {})
     at = [finest.index(name) for name in (*month, "team", *values, *by)]
     divisions = [(tuple([charge.key[one] for one in at]), charge) for charge in called_off.each(several)]
     whole = divisions
@@ -80,7 +98,7 @@ def displayed_costs(
             if kind[1] == _UNALLOCATED:
                 unheld[key] += cents
     places = minor_places(book.currency)
-    return DisplayedCosts(
+    return usage, DisplayedCosts(
         own,
         {key: Decimal(cents).scaleb(-places) for key, cents in amounts.items()},
         {key: Decimal(cents).scaleb(-places) for key, cents in unheld.items()},

@@ -190,11 +190,12 @@ class Usage:
             for indices in self.at[begin : begin + _ROWS].tolist():
                 yield tuple([values[index] for values, index in zip(self.values, indices, strict=True)])
 
-    def grouped(self, by: Sequence[Dimension]) -> Usage:
-        """The sums by some of the dimensions."""
+    def grouped(self, by: Sequence[Dimension], *, spans: bool = True) -> Usage:
+        """The sums by some of the dimensions. spans: of each span by itself; otherwise of all together."""
         columns = [self.by.index(name) for name in by]
         known = [self.values[column] for column in columns]
-        return self.summed(by, known, self.span, self.at[:, columns], self.names, self.figures)
+        span = self.span if spans else self.span * 0
+        return self.summed(by, known, span, self.at[:, columns], self.names, self.figures)
 
     def lines(self, span: int = 0) -> UsageLines:
         """The rows of one span, each made an object when it is read."""

@@ -1,9 +1,10 @@
 """The question behind the page Explore: usage and cost of any grouping and span, as a table, a pivot table and a chart.
 
-The figures are those of `GET /v1/usage` and `GET /v1/cost` for the same parameters, of one moment. It is asked for
-usage by the groups of the table, and again by what prices it (`accountant.billing.displayed_costs`), once more without
-the filter if there is one, because amounts are divided from unfiltered wholes. A table holds its figures as columns of
-integers, because a month by pod has some hundred thousand rows; a row is made when it is displayed.
+The figures are those of `GET /v1/usage` and `GET /v1/cost` for the same parameters, of one moment. Usage and cost of a
+table are of one question (`accountant.billing.displayed_costs`), and of a second one without the filter if there is
+one, because amounts are divided from unfiltered wholes. A chart has questions of its own, because amounts are divided
+among the values that it shows. A table holds its figures as columns of integers, because a month by pod has some
+hundred thousand rows; a row is made when it is displayed.
 
 An unknown figure is None, never 0. A group without a row in one of two compared spans used nothing in it, unless
 nothing at all is known of that span."""
@@ -18,11 +19,11 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from accountant.billing.displayed_costs import displayed_costs
+from accountant.billing.displayed_costs import displayed_costs, displayed_usage
 from accountant.billing.usage_pricing import cost_of
 from accountant.core.periods import Days, days, hours, zone
 from accountant.ledger.protocols import Moment
-from accountant.ledger.usage import ACCOUNTS, HELD, EarlierSpan, Where, coverage, usage_line
+from accountant.ledger.usage import ACCOUNTS, HELD, EarlierSpan, Usage, Where, coverage, usage_line
 from accountant.prices.price_book import PriceBook
 from accountant.reports import charts
 from accountant.wire.dimensions import OF_TIME
@@ -309,8 +310,7 @@ class Question:
 
 def table_of(ledger: Moment, book: PriceBook | None, start_ms: int, end_ms: int, asked: Question) -> Table:
     """Usage and cost of a span by group."""
-    usage = ledger.usage((start_ms, end_ms), asked.by, asked.where, asked.timezone)
-    displayed = displayed_costs(ledger, book, start_ms, end_ms, asked.by, asked.where, asked.timezone)
+    usage, displayed = displayed_usage(ledger, book, start_ms, end_ms, asked.by, asked.where, asked.timezone)
     priced = cost_of(displayed.charges, book, start_ms, end_ms, asked.by)
     lines = {tuple(line.key.values()): line for line in priced.lines}
     keys = list(usage.row_keys())
@@ -346,8 +346,9 @@ def explore(
     most_series: parts of the chart.
     named: as in `selected`."""
     table = table_of(ledger, book, *span, asked)
-    covered = coverage(ledger.usage(span, ()))
-    chart = _chart(ledger, book, span, asked, _found(table, asked.search, named), most_series)
+    metered = ledger.usage(span, (asked.unit,), None, asked.timezone)
+    covered = coverage(metered)
+    chart = _chart(ledger, book, span, asked, _found(table, asked.search, named), most_series, metered)
     if not compare:
         return Explored(found_ms, *span, table, covered, None, None, None, chart)
     known = EarlierSpan.of(span, ledger, zone(asked.timezone))
@@ -366,10 +367,16 @@ def explore(
 
 
 def _chart(
-    ledger: Moment, book: PriceBook | None, span: tuple[int, int], asked: Question, table: Table, most: int
+    ledger: Moment,
+    book: PriceBook | None,
+    span: tuple[int, int],
+    asked: Question,
+    table: Table,
+    most: int,
+    metered: Usage,
 ) -> Series:
     """The measure by unit of time of the rows of the table: the largest values of one dimension, and the others
-    together."""
+    together. metered: the usage of the span by unit of time, unfiltered."""
     series = _series(table, asked.by)
     names, others = _largest(table, asked, series, most)
     if asked.search:
@@ -377,11 +384,10 @@ def _chart(
     else:
         parts = _by_time(ledger, book, span, asked, series, names) if names else {}
         whole = _by_time(ledger, book, span, asked, None, ()) if others or series is None else {}
-    metered = {line.key[asked.unit]: line.accounts_gpu_us
-               for line in ledger.usage(span, (asked.unit,), None, asked.timezone).lines()}  # fmt: skip
+    accounts_of = {line.key[asked.unit]: line.accounts_gpu_us for line in metered.lines()}
     cells = []
     for unit in _units(*span, asked.unit, asked.timezone):
-        accounts = metered.get(unit)
+        accounts = accounts_of.get(unit)
         gap = accounts.unmetered / accounts.total if accounts is not None and accounts.is_known else 1.0
         found: dict[int, Figure] = {}
         for number, name in enumerate(names):

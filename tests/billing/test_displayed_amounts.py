@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import replace
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ from accountant.billing.statements import build as build_statement
 from accountant.billing.statements import payable_lines
 from accountant.billing.usage_pricing import charge_table
 from accountant.core.periods import Month, zone
+from accountant.ledger.usage import Usage
 from accountant.reports.report_builder import build
 from accountant.web import explore_table
 from accountant.web.explore_table import Question, pivot, table_of
@@ -314,3 +316,22 @@ def test_a_table_is_rounded_so_that_its_rows_and_its_columns_add_up(rows: list[t
     for row, amounts in zip(table, shown, strict=True):
         assert all(abs(part - amount) < Decimal("0.02") for part, amount in zip(row, amounts, strict=True))
         assert all(amount.as_tuple().exponent == -2 or not amount for amount in amounts)
+
+
+@pytest.mark.parametrize(("where", "questions"), [({}, 1), ({"team": ("nlp",)}, 2)])
+def test_usage_and_cost_of_a_table_are_of_one_question_and_of_its_wholes_if_it_is_filtered(
+    where: Any, questions: int
+) -> None:
+    class Counting(ListLedger):
+        asked = 0
+
+        def usage(self, *question: Any, **more: Any) -> Usage:
+            self.asked += 1
+            return super().usage(*question, **more)
+
+    ledger = Counting([held(*SPAN), held(*SPAN, busy=0.3, team="nlp", gpu="GPU-1")])
+    by = ("user", "gpu")
+    table = table_of(ledger, BOOK, *SPAN, Question(by, where, "UTC", "cost", "day"))  # type: ignore[arg-type]
+    assert ledger.asked == questions
+    whole = ListLedger.usage(ledger, SPAN, by, where)  # type: ignore[arg-type]
+    assert (table.keys, table.figures.tolist()) == (list(whole.row_keys()), whole.figures.tolist())
