@@ -11,7 +11,7 @@ their union."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args, overload
 from zoneinfo import ZoneInfo
 
@@ -163,6 +163,10 @@ class Usage:
     def columns(self, names: Sequence[str]) -> Int64Array:
         """Some figures of all rows, shape (rows, len(names))."""
         return self.figures[:, [self.names.index(name) for name in names]]
+
+    def only(self, names: Sequence[str]) -> Usage:
+        """The rows with some of the figures."""
+        return replace(self, names=tuple(names), figures=self.columns(names))
 
     def energy_uj(self) -> list[int]:
         """The energy of each row in µJ, which may need more than 64 bits."""

@@ -16,8 +16,9 @@ from accountant.inventory.pod_facts import PodObject, pod_sighting
 from accountant.ledger.journal import NewAct
 from accountant.ledger.protocols import Down, Facts, NamespaceFacts, NodeFacts
 from accountant.ledger.team_assignment import labels_count
-from accountant.ledger.usage import LENT, MEASURES, START_UP, Usage, UsageLines, coverage, names_of
+from accountant.ledger.usage import ACCOUNTS, LENT, MEASURES, START_UP, Usage, UsageLines, coverage, names_of
 from accountant.storage.duckdb_ledger import DuckLedger, open_ledger
+from accountant.storage.query.group_by_dimensions import ResultCache, UsageQuestion
 from accountant.wire.policy_models import IDLE, UNASSIGNED, Policy, QueuePolicy, WindowSpec
 from accountant.wire.usage_cost_and_job_models import Dimension, UsageLine
 from agent.wire import Holder
@@ -487,3 +488,16 @@ def test_coverage_does_not_make_the_lines_of_a_long_answer():
     at = np.arange(40, dtype=np.int32).reshape(40, 1)
     usage = Usage(("job",), ([f"{at:02}" for at in range(40)],), np.zeros(40, dtype=np.int64), at, names, rows)
     assert coverage(UnreadLines(usage, 0, 40)) == coverage(usage) == coverage(list(usage.lines())) != 1
+
+
+def test_fewer_figures_by_fewer_dimensions_are_those_of_an_answer_that_is_there():
+    cache, question, by, names = ResultCache(), UsageQuestion((0, 1), frozenset(), "UTC"), ("team", "job"), ACCOUNTS
+    rows = [(0, (team, job), range(at, at + len(ACCOUNTS) + 1))
+            for at, (team, job) in enumerate((("a", "x"), ("a", "y"), ("b", "x")))]  # fmt: skip
+    whole = Usage.of_rows(by, rows, ("node_down",))
+    assert cache.usage(question, by, whole.names, lambda: whole) is whole
+    told = cache.usage(question, ("team",), names, lambda: pytest.fail("it is asked again"))
+    assert (told.names, figures_of(told)) == (names, figures_of(whole.grouped(("team",)), names))
+    asked: list[str] = []
+    cache.usage(question, ("team",), (*whole.names, "sm_active"), lambda: asked.append("more") or whole)
+    assert asked == ["more"], "a figure that it has not is asked for"

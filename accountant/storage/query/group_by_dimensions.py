@@ -9,9 +9,9 @@ namespace, or the local day or hour changes, if the query uses that value. Withi
 determine every value.
 
 `ResultCache` caches results for one snapshot, because a page runs a dozen queries about the same job or the same
-quarter-hour. The holders of a job are looked up once. A coarser grouping is derived from a cached finer one: for
-example, usage by team from usage by team and queue. Sums are integers, so the derived answer equals that of the
-engine exactly."""
+quarter-hour. The holders of a job are looked up once. A coarser grouping is derived from a cached finer one, and fewer
+measures from more: for example, usage by team from usage by team and queue. Sums are integers, so the derived answer
+equals that of the engine exactly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from accountant.core.claim_overlap import cut
 from accountant.core.periods import local_hours
 from accountant.ledger.protocols import exported_in, of_holders, without_holder
 from accountant.ledger.team_assignment import NO_POLICY, Assignment, in_force
-from accountant.ledger.usage import Int64Array, Usage, UsageMeasure
+from accountant.ledger.usage import Int64Array, Usage
 from accountant.storage.duckdb_engine import Cursor, statement
 from accountant.storage.gpu_lifetimes import GpuLifetimes, changes_between
 from accountant.storage.ledger_state import State
@@ -48,12 +48,11 @@ MOST_QUESTIONS: Final = 64
 
 
 class UsageQuestion(NamedTuple):
-    """The parameters of a usage query except its grouping."""
+    """The parameters of a usage query except its grouping and its figures."""
 
     edges: tuple[int, ...]
     where: Hashable
     timezone: str
-    measures: frozenset[UsageMeasure]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +105,18 @@ class ResultCache:
             self._classes[question] = read()
         return self._classes[question]
 
-    def usage(self, question: UsageQuestion, by: Sequence[Dimension], compute: Callable[[], Usage]) -> Usage:
-        """Return the usage grouped by `by`, from a cached equal or finer grouping if there is one, otherwise from
-        `compute`."""
+    def usage(
+        self, question: UsageQuestion, by: Sequence[Dimension], names: Sequence[str], compute: Callable[[], Usage]
+    ) -> Usage:
+        """Return the figures `names` grouped by `by`, from a cached answer that has them in an equal or finer grouping
+        if there is one, otherwise from `compute`."""
         if question not in self._usage and len(self._usage) >= MOST_QUESTIONS:
             self._usage.pop(next(iter(self._usage)))
         groupings = self._usage.setdefault(question, [])
         for finer in groupings:
-            if finer.by == tuple(by):
-                return finer
-            if set(by) <= set(finer.by):
-                return finer.grouped(by)
+            if set(by) <= set(finer.by) and set(names) <= set(finer.names):
+                found = finer if finer.by == tuple(by) else finer.grouped(by)
+                return found if found.names == tuple(names) else found.only(names)
         computed = compute()
         if len(computed) <= MOST_ROWS:
             groupings.append(computed)

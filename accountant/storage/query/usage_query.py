@@ -97,7 +97,7 @@ def usage(
         return _UsageTable(cursor, state, edges, by, ZoneInfo(timezone), where, measures, cache).usage()
 
     filters = frozenset((name, frozenset(values)) for name, values in where.items())
-    return cache.usage(UsageQuestion(tuple(edges), filters, timezone, frozenset(measures)), by, compute)
+    return cache.usage(UsageQuestion(tuple(edges), filters, timezone), by, names_of(measures), compute)
 
 
 def _pieces(
