@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
 from xml.etree import ElementTree as ET
@@ -27,6 +28,8 @@ _COLUMN_PX = 72
 """Widest column, so that a chart of few days stays readable."""
 _LABEL_PX = 24
 """Narrowest column with a label of its own."""
+_TIME_TICKS = 12
+"""Most labels below a chart whose columns are hours, days or months."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,22 @@ def shade_weekends(svg: ET.Element, days: Sequence[bool], left: float, pitch: fl
         places = [place for place, _ in several]
         if weekend:
             rect(svg, "weekend", left + pitch * places[0], top, pitch * len(places), height)
+
+
+def time_name(unit: str, begin: datetime) -> str:
+    """The name of an hour, a day or a month, by its local begin."""
+    return format(begin, {"hour": "%-d %b %H:%M", "day": "%-d %b", "month": "%b %Y"}[unit])
+
+
+def time_labels(unit: str, begins: Sequence[datetime]) -> list[str]:
+    """What stands below each hour, day or month; "" for those between. Of hours, every so many of a day have a label,
+    so that midnight has one."""
+    every = max(1, -(-len(begins) // _TIME_TICKS))
+    hours = next(step for step in (1, 2, 3, 4, 6, 12, 24) if every <= step or step == 24)
+    return [
+        time_name(unit, begin) if (begin.hour % hours if unit == "hour" else place % every) == 0 else ""
+        for place, begin in enumerate(begins)
+    ]
 
 
 def unknown_text(part: float) -> str:

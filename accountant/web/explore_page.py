@@ -76,8 +76,6 @@ _OF_THE_VIEW: Final = ("measure", "across", "sort", "search", "columns", "compar
 """Parameters that the API has not."""
 _ADDED_UP: Final = frozenset({"GPU-hours", "money", "kWh"})
 """Kinds of figures of which a longer span has more."""
-_TIME_TICKS: Final = 12
-"""Labels below a chart."""
 
 
 class ExploreParams(GroupedListParams):
@@ -425,12 +423,10 @@ def _narrower(bar: GroupedBar, chart: Series) -> list[tuple[str, str]]:
 
 def _chart(chart: Series, measure: Measure, currency: str | None, edges: Sequence[tuple[str, str]]) -> str:
     parts = _legend(chart) or [("s0", "all")]
-    every = max(1, -(-len(chart.cells) // _TIME_TICKS))
-    hours = next(step for step in (1, 2, 3, 4, 6, 12, 24) if every <= step or step == 24)
+    labels = charts.time_labels(chart.unit, [_begin(chart.unit, cell.name) for cell in chart.cells])
     columns = []
     for place, cell in enumerate(chart.cells):
-        name = _time_name(chart.unit, cell.name)
-        told = [name]
+        told = [_time_name(chart.unit, cell.name)]
         told += [f"{parts[at][1]}: {_measured(measure, value, currency)} {_unit(FIGURES[measure], currency)}"
                  for at, value in sorted(cell.parts.items())]  # fmt: skip
         known = [value for value in cell.parts.values() if value is not None]
@@ -439,15 +435,12 @@ def _chart(chart: Series, measure: Measure, currency: str | None, edges: Sequenc
             told.append(f"Together: {_measured(measure, whole, currency)} {_unit(FIGURES[measure], currency)}")
         if cell.unknown:
             told.append(charts.unknown_text(cell.unknown))
-        # A label for every so many hours of the day, so that midnight has one.
-        labelled = int(cell.name[11:13]) % hours == 0 if chart.unit == "hour" else place % every == 0
-        label = name if labelled else ""
         stacks = [(parts[at][0], _height(measure, value)) for at, value in sorted(cell.parts.items())
                   if value is not None]  # fmt: skip
         columns.append(
             ChartColumn(
-                label,
-                label,
+                labels[place],
+                labels[place],
                 "\n".join(told),
                 stacks,
                 cell.unknown,
@@ -489,10 +482,13 @@ def _height(measure: Measure, value: Figure) -> float:
     return max(0.0, float(value or 0) / (1 if measure == "cost" else US_PER_HOUR))
 
 
+def _begin(unit: Dimension, name: str) -> datetime:
+    """The local begin of an hour, a day or a month."""
+    return datetime.fromisoformat(name[:13] + ":00" if unit == "hour" else name if unit == "day" else name + "-01")
+
+
 def _time_name(unit: Dimension, name: str) -> str:
-    if unit == "hour":
-        return f"{datetime.fromisoformat(name[:13] + ':00'):%-d %b %H:%M}"
-    return f"{date.fromisoformat(name):%-d %b}" if unit == "day" else f"{date.fromisoformat(name + '-01'):%b %Y}"
+    return charts.time_name(unit, _begin(unit, name))
 
 
 _SUFFIXES: Final = {"GPU-hours": "_gpu_hours", "share": "_share", "GiB": "_gib", "W": "_w", "kWh": "_kwh"}

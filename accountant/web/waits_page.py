@@ -96,14 +96,18 @@ def _found(
 
 def _named(line: UnusedLine, found: UnusedAnswer, zone: ZoneInfo) -> str:
     """The hour, day or month of a line."""
-    begin = datetime.fromtimestamp(line.start_ms // MS_PER_SECOND, zone)
-    return format(begin, {"hour": "%-d %b %H:%M", "day": "%-d %b", "month": "%b %Y"}[found.unit])
+    return charts.time_name(found.unit, _begin(line, zone))
+
+
+def _begin(line: UnusedLine, zone: ZoneInfo) -> datetime:
+    return datetime.fromtimestamp(line.start_ms // MS_PER_SECOND, zone)
 
 
 def _chart(found: UnusedAnswer, zone: ZoneInfo) -> str:
     """The unused time of each line, below a line with what was asked for."""
     columns = []
-    for line in found.lines:
+    labels = charts.time_labels(found.unit, [_begin(line, zone) for line in found.lines])
+    for line, label in zip(found.lines, labels, strict=True):
         name, length_ms = _named(line, found, zone), line.end_ms - line.start_ms
         figures = {"Asked for": line.asked_gpu_us, "Free": line.free_gpu_us, "Held idle": line.idle_gpu_us}
         told = [name, *(f"{title}: {figure_formatting.hours(gpu_us)} GPU-h" for title, gpu_us in figures.items()
@@ -112,8 +116,8 @@ def _chart(found: UnusedAnswer, zone: ZoneInfo) -> str:
             told.append(f"Unknown for {figure_formatting.duration(length_ms - line.known_ms)} of it")
         columns.append(
             ChartColumn(
-                name,
-                name,
+                label,
+                label,
                 "\n".join(told),
                 [("a-unallocated", (line.free_gpu_us or 0) / US_PER_HOUR),
                  ("a-allocated_idle", (line.idle_gpu_us or 0) / US_PER_HOUR)],
@@ -124,7 +128,7 @@ def _chart(found: UnusedAnswer, zone: ZoneInfo) -> str:
     levels = [None if line.asked_gpu_us is None else line.asked_gpu_us / US_PER_HOUR for line in found.lines]
     return charts.stacked(
         "explored unused", columns, f"GPU-hours unused while pods waited, by {found.unit}",
-        "Parts from below: free, held idle. The line is what waiting pods asked for.", levels,
+        "Parts from below: free, held idle. The line is what waiting pods asked for.", levels, thinned=False,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parents[2] / "docs" / "img"
 WIDTH = 1280
 PICTURES = {
     "report": 1500, "overview": 1200, "explore": 1300, "month": 1250,
-    "team": 1200, "lines": 900, "jobs": 900, "job": 1200, "nodes": 900,
+    "team": 1200, "lines": 900, "jobs": 900, "waits": 1200, "job": 1200, "nodes": 900,
     "node": 900, "decisions": 900, "why": 1000, "prices": 800, "invoice": 1000, "coverage": 900,
     "shares": 760, "queue": 1100, "policy": 1300, "preview": 1250,
 }  # fmt: skip

@@ -88,6 +88,15 @@ def test_page_command_and_assistant_show_the_same(site: Site, url: str, run_comm
     assert (told["known_part"], told["unknown"]) == (1.0, "")
 
 
+@pytest.mark.parametrize("hours", [24, 48, 90])
+def test_the_hours_of_a_chart_have_so_few_labels_that_they_can_be_read(site: Site, hours: int) -> None:
+    span = {"start": str(at(HOURS - hours)), "end": str(at(HOURS)), "timezone": "UTC"}
+    chart = site.client.get("/waits", params=span, headers=PAGE).text.partition(CAPTION)[2]
+    labels = re.findall(r">(\d+ \w+ \d\d:00)</text>", chart)
+    assert 2 <= len(labels) <= 13
+    assert any(label.endswith("00:00") for label in labels)
+
+
 def test_where_nobody_reads_which_pods_wait_nothing_is_said(accountant: StartAccountant) -> None:
     running = accountant()
     found = running.client.get("/v1/waits/unused").json()
