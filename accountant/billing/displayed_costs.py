@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final
 
 from accountant.billing.charge import LINE_ACCOUNTS, Charge
+from accountant.billing.charge_table import ChargeTable
 from accountant.billing.displayed_amounts import Keyed, by_itself, keyed, minor_parts
 from accountant.billing.usage_pricing import charge_table, cost_of, usage_and_charges
 from accountant.core.periods import Month, zone
 from accountant.ledger.protocols import Moment
-from accountant.ledger.usage import MEASURES, Usage, UsageMeasure, Where
+from accountant.ledger.usage import MEASURES, Usage, Where
 from accountant.prices.price_book import PriceBook
 from accountant.prices.unit_prices import price_edges
 from accountant.wire.usage_cost_and_job_models import CostAnswer, Dimension
@@ -57,7 +58,9 @@ def displayed_costs(
     """The charges of [start_ms, end_ms) by group, as `usage_pricing.charge_table` gives them, with the amounts to show.
 
     The amounts of several calendar months are the sums of those of each, because a month is charged by itself."""
-    return displayed_usage(ledger, book, start_ms, end_ms, by, where, timezone, ())[1]
+    finest = _finest(start_ms, end_ms, by, where, timezone)
+    table = charge_table(ledger, book, start_ms, end_ms, finest, where, timezone)
+    return _displayed(table, finest, ledger, book, start_ms, end_ms, by, where, timezone)
 
 
 def displayed_usage(
@@ -68,22 +71,50 @@ def displayed_usage(
     by: Sequence[Dimension],
     where: Where | None = None,
     timezone: str = "UTC",
-    measures: Collection[UsageMeasure] = MEASURES,
 ) -> tuple[Usage, DisplayedCosts]:
-    """The usage of [start_ms, end_ms) by group, with these measures, and its `displayed_costs`, of one question
+    """The usage of [start_ms, end_ms) by group, with its measures, and its `displayed_costs`, of one question
     (`usage_pricing.usage_and_charges`)."""
-    where = where or {}
-    values: list[Dimension] = [name for name in where if name not in OF_KINDS]
+    finest, edges = _finest(start_ms, end_ms, by, where, timezone), price_edges(book, start_ms, end_ms)
+    read, priced = usage_and_charges(ledger, book, edges, finest, where, timezone, MEASURES)
+    shown = _displayed(priced.without_details(), finest, ledger, book, start_ms, end_ms, by, where, timezone)
+    return read.grouped(by, spans=False), shown
+
+
+def _wholes(
+    start_ms: int, end_ms: int, where: Where | None, timezone: str
+) -> tuple[tuple[Dimension, ...], list[Dimension]]:
+    """By what the unfiltered amounts are that are divided, beside the team: the month if there are several, and the
+    filtered dimensions."""
     tz = zone(timezone)
     month: tuple[Dimension, ...] = () if Month.of(start_ms, tz) == Month.of(end_ms - 1, tz) else ("month",)
-    finest: tuple[Dimension, ...] = tuple(dict.fromkeys((*by, *values, "team", *month)))
-    edges = price_edges(book, start_ms, end_ms)
-    read, priced = usage_and_charges(ledger, book, edges, finest, where, timezone, measures)
-    usage, table = read.grouped(by, spans=False), priced.without_details()
+    return month, [name for name in where or () if name not in OF_KINDS]
+
+
+def _finest(
+    start_ms: int, end_ms: int, by: Sequence[Dimension], where: Where | None, timezone: str
+) -> tuple[Dimension, ...]:
+    """The dimensions of the charges among which amounts are divided."""
+    month, values = _wholes(start_ms, end_ms, where, timezone)
+    return tuple(dict.fromkeys((*by, *values, "team", *month)))
+
+
+def _displayed(
+    table: ChargeTable,
+    finest: Sequence[Dimension],
+    ledger: Moment,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    by: Sequence[Dimension],
+    where: Where | None,
+    timezone: str,
+) -> DisplayedCosts:
+    """`displayed_costs`, of the charges of the span by `finest`."""
+    month, values = _wholes(start_ms, end_ms, where, timezone)
     several = table.charges()
     own = several if len(finest) == len(by) else table.regrouped(range(len(by))).charges()
     if book is None:
-        return usage, DisplayedCosts(own, {}, {})
+        return DisplayedCosts(own, {}, {})
     at = [finest.index(name) for name in (*month, "team", *values, *by)]
     divisions = [(tuple([charge.key[one] for one in at]), charge) for charge in called_off.each(several)]
     whole = divisions
@@ -98,7 +129,7 @@ def displayed_usage(
             if kind[1] == _UNALLOCATED:
                 unheld[key] += cents
     places = minor_places(book.currency)
-    return usage, DisplayedCosts(
+    return DisplayedCosts(
         own,
         {key: Decimal(cents).scaleb(-places) for key, cents in amounts.items()},
         {key: Decimal(cents).scaleb(-places) for key, cents in unheld.items()},

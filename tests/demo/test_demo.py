@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +214,7 @@ def test_the_address_is_printed_at_once_and_the_pages_fill_while_it_runs(tmp_pat
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
         assert demo.stdout is not None
         try:
-            url = next(found[0] for line in demo.stdout if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
+            url = address_in(demo.stdout)
             with httpx2.Client(base_url=url, headers={"Accept": "text/html"}, timeout=60) as browser:
                 while not usage_in(browser):
                     assert demo.poll() is None
@@ -235,12 +236,17 @@ def test_a_demo_that_is_stopped_ends_whatever_it_does(tmp_path: Path, number: si
         replace = ["--replace"] if hours else []
         with subprocess.Popen([*command, *replace], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
             assert demo.stdout is not None
-            url = next(found[0] for line in demo.stdout if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
+            url = address_in(demo.stdout)
             for _ in range(hours):
                 httpx2.get(f"{url}/v1/usage", params={"start": "2026-10-16", "end": "2026-11-01"}, timeout=patience_s())
             demo.send_signal(number)
             _, said = demo.communicate(timeout=patience_s())
         assert (demo.returncode, said) == (1, "gputally demo: stopped\n")
+
+
+def address_in(lines: Iterable[str]) -> str:
+    """Return the first address that a demo prints."""
+    return next(found[0] for line in lines if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
 
 
 def usage_in(browser: httpx2.Client) -> bool:
